@@ -1,0 +1,171 @@
+"""What a caller can set. Every class checks itself; unknown names are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from outpace.errors import ConfigError, UnknownNameError
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Constraint(Protocol):
+    """Restricts what may be generated, for instance to a grammar.
+
+    A constraint is asked at the positions that the verification reaches, once each. States are opaque values that are
+    never changed in place, since several continuations of one state may be looked at.
+    """
+
+    def start(self) -> Any:
+        """State before the first generated token."""
+
+    def allowed(self, state: Any) -> npt.NDArray[np.bool_]:
+        """``bool[vocab]``: tokens that may come next. All False is an error of the constraint."""
+
+    def advance(self, state: Any, token: int) -> Any:
+        """State after ``token``, which was allowed in ``state``."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How one request is decoded and when it ends.
+
+    The same seed gives the same tokens whatever the drafter, the batch and the machine's timing: at each position the
+    token is the arg max of processed logits plus Gumbel noise keyed by (seed, position, token id).
+
+    Attributes:
+        max_tokens: Most tokens to generate; 0 generates none. None: until the model's context ends.
+        temperature: 0 is greedy decoding.
+        top_k: Keep the k most likely tokens; 0 keeps all.
+        top_p: Keep the smallest set of tokens with at least this probability; 1 keeps all.
+        min_p: Drop tokens less likely than this share of the most likely one's probability; 0 drops none.
+        repetition_penalty: Divides (positive) or multiplies (negative) the logits of tokens that occurred in the prompt or
+            the output; 1 does nothing.
+        presence_penalty: Subtracted once from the logit of every token that the output holds.
+        frequency_penalty: Subtracted from a token's logit once for each time that the output holds it.
+        logit_bias: Token id to a number added to its logit.
+        seed: For sampling; None draws one. The output reports the seed that was used.
+        n: Number of samples of the same prompt; sample ``i`` uses ``seed + i``.
+        stop: Strings at which generation ends; needs a tokenizer. The text is cut before the string.
+        include_stop: Keep the stop string in the text.
+        stop_token_ids: Token ids at which generation ends, besides those of the model's generation config.
+        ignore_eos: Do not end at the generation config's end-of-sequence ids.
+        logprobs: None for none; otherwise log-probabilities (of the model's own distribution, before any processing) of
+            every committed token and of this many most likely ones.
+        constraint: Restricts the tokens, or None.
+        speculate: False decodes this request without drafts.
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    speculate: bool = True
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: Naming the field, what was expected and what was found.
+        """
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(int(t) for t in self.stop_token_ids))
+        _check_int("max_tokens", self.max_tokens, 0, optional=True)
+        _check_int("top_k", self.top_k, 0)
+        _check_int("n", self.n, 1)
+        _check_int("logprobs", self.logprobs, 0, optional=True)
+        _check_int("seed", self.seed, 0, 2**63 - 1, optional=True)
+        _check_number("temperature", self.temperature, 0.0, math.inf)
+        _check_number("top_p", self.top_p, 0.0, 1.0, exclude_low=True)
+        _check_number("min_p", self.min_p, 0.0, 1.0)
+        _check_number("repetition_penalty", self.repetition_penalty, 0.0, math.inf, exclude_low=True)
+        _check_number("presence_penalty", self.presence_penalty, -math.inf, math.inf)
+        _check_number("frequency_penalty", self.frequency_penalty, -math.inf, math.inf)
+        for token, bias in self.logit_bias.items():
+            _check_int("logit_bias token id", token, 0)
+            if not isinstance(bias, int | float) or math.isnan(bias) or bias == math.inf:
+                raise ConfigError(f"logit_bias of token {token} must be a number below infinity, found {bias!r}")
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise ConfigError(f"stop must hold non-empty strings, found {text!r}")
+        if self.constraint is not None and not isinstance(self.constraint, Constraint):
+            raise ConfigError(
+                f"constraint must have start, allowed and advance; found {type(self.constraint).__name__}"
+            )
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the most likely token is taken at every position."""
+        return self.temperature == 0.0
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the arg max of the model's own logits decides, with nothing to process."""
+        return (
+            self.greedy
+            and self.repetition_penalty == 1.0
+            and self.presence_penalty == 0.0
+            and self.frequency_penalty == 0.0
+            and not self.logit_bias
+            and self.constraint is None
+        )
+
+
+def from_mapping(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
+    """Build a config dataclass from names and values, refusing unknown names.
+
+    Args:
+        cls: The dataclass.
+        values: Field names and their values.
+        kind: What a field is called in the error, for instance ``"sampling parameter"``.
+
+    Raises:
+        UnknownNameError: A name that is no field.
+    """
+    known = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise UnknownNameError(kind, name, known)
+    return cls(**values)
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None, *, optional: bool = False) -> None:
+    if value is None and optional:
+        return
+    is_int = isinstance(value, int | np.integer) and not isinstance(value, bool)
+    if not is_int or value < low or (high is not None and value > high):  # type: ignore[operator]
+        bounds = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ConfigError(f"{name} must be an integer {bounds}{' or None' if optional else ''}, found {value!r}")
+
+
+def _check_number(name: str, value: object, low: float, high: float, *, exclude_low: bool = False) -> None:
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    fits = is_number and low <= value <= high and math.isfinite(value) and not (exclude_low and value == low)  # type: ignore[operator,arg-type]
+    if not fits:
+        interval = f"{'above' if exclude_low else 'at least'} {low:g}" if math.isfinite(low) else ""
+        if math.isfinite(high):
+            interval += f"{' and ' if interval else ''}at most {high:g}"
+        raise ConfigError(f"{name} must be a finite number{' ' + interval if interval else ''}, found {value!r}")
