@@ -1,0 +1,404 @@
+"""Keys and values of all sequences, without padding (EMS-SD, section 3.2, "unpad KV cache").
+
+Every layer's storage is one block of **rows**, a row being one token's keys and values. A sequence owns an **extent**: a
+run of consecutive rows with its own start, which grows by moving to a larger gap. In front of it may stand shared,
+read-only **prefixes** that several sequences refer to (after `KVArena.fork`). So a sequence's cache is a short list of
+segments ``(start, length)``, and no two sequences need to have equal lengths.
+
+After a verdict the rows of accepted nodes move up behind the rows that are kept, for all sequences and all layers that
+are alike in one indexed copy.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from outpace.errors import ArenaFullError, LifecycleError
+from outpace.tree import Verdicts
+
+_ADVICE = (
+    "Shorten the prompts, lower max_tokens or max_batch_size, or raise kv_tokens (rows) if the machine has more memory."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerKV:
+    """What one attention layer stores for a token.
+
+    Attributes:
+        key_heads: Heads of the keys.
+        key_dim: Width of one head's key.
+        value_heads: Heads of the values.
+        value_dim: Width of one head's value.
+        dtype: Of both.
+        device: Where the layer runs.
+    """
+
+    key_heads: int
+    key_dim: int
+    value_heads: int
+    value_dim: int
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one token's keys and values in this layer."""
+        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
+
+
+@dataclass(slots=True, eq=False)
+class _Run:
+    """Consecutive rows: an own extent, or a shared prefix with the number of sequences that refer to it."""
+
+    start: int
+    capacity: int
+    length: int
+    promised: int = 0  # rows behind `length` that the step under way will write
+    references: int = 1
+
+    @property
+    def held(self) -> int:
+        return self.length + self.promised
+
+
+@dataclass(slots=True, eq=False)
+class _Entry:
+    prefixes: list[_Run] = field(default_factory=list)
+    own: _Run | None = None
+
+    def cached(self) -> int:
+        return sum(run.length for run in self.prefixes) + (self.own.length if self.own else 0)
+
+
+class KVArena:
+    """Storage, allocation and movement of rows.
+
+    Args:
+        layers: What each layer stores, in the order in which the model calls its attention layers.
+        max_rows: Most rows that the arena may ever have.
+        initial_rows: Rows to begin with; storage doubles when it runs out, up to ``max_rows``.
+    """
+
+    def __init__(self, layers: SequenceOf[LayerKV], *, max_rows: int, initial_rows: int = 1024) -> None:
+        self.layers = list(layers)
+        self.max_rows = max_rows
+        self.row_bytes = sum(layer.row_bytes for layer in self.layers)
+        self._groups: dict[LayerKV, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            self._groups.setdefault(layer, []).append(index)
+        self._keys: dict[LayerKV, torch.Tensor] = {}  # [layers alike, rows, heads, dim]
+        self._values: dict[LayerKV, torch.Tensor] = {}
+        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._entries: dict[int, _Entry] = {}
+        self._runs: list[_Run] = []  # sorted by start; only runs with capacity
+        self.capacity = 0
+        self.num_relocations = 0
+        self.num_compactions = 0
+        self._resize(max(1, min(initial_rows, max_rows)))
+
+    # --- storage ---------------------------------------------------------------------------------------------------
+
+    def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys ``[rows, heads, key_dim]`` and values ``[rows, heads, value_dim]`` of one layer, as views."""
+        return self._views[index]
+
+    def _resize(self, rows: int) -> None:
+        for layer, members in self._groups.items():
+            shapes = (
+                (len(members), rows, layer.key_heads, layer.key_dim),
+                (len(members), rows, layer.value_heads, layer.value_dim),
+            )
+            for store, shape in zip((self._keys, self._values), shapes, strict=True):
+                try:
+                    new = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
+                except (RuntimeError, MemoryError) as error:
+                    raise ArenaFullError(
+                        rows - self.capacity, self.num_free, self.capacity, self.row_bytes, f"{_ADVICE} ({error})"
+                    ) from error
+                if layer in store:
+                    new[:, : self.capacity] = store[layer]
+                store[layer] = new
+        views: list[tuple[torch.Tensor, torch.Tensor]] = [None] * len(self.layers)  # type: ignore[list-item]
+        for layer, members in self._groups.items():
+            for place, index in enumerate(members):
+                views[index] = (self._keys[layer][place], self._values[layer][place])
+        self._views = views
+        self.capacity = rows
+
+    def _move_rows(self, source: SequenceOf[int], target: SequenceOf[int]) -> None:
+        """Copy rows ``source`` to rows ``target`` in every layer; all are read before any is written."""
+        if not len(source):
+            return
+        for layer in self._groups:
+            src = torch.as_tensor(source, dtype=torch.int64, device=layer.device)
+            dst = torch.as_tensor(target, dtype=torch.int64, device=layer.device)
+            for store in (self._keys[layer], self._values[layer]):
+                store.index_copy_(1, dst, store.index_select(1, src))
+
+    # --- figures ---------------------------------------------------------------------------------------------------
+
+    @property
+    def num_used(self) -> int:
+        """Rows that hold a token."""
+        return sum(run.length for run in self._runs)
+
+    @property
+    def num_free(self) -> int:
+        """Rows of the present storage that belong to nobody."""
+        return self.capacity - sum(run.capacity for run in self._runs)
+
+    def cached_length(self, key: int) -> int:
+        """Tokens of a sequence that have keys and values."""
+        return self._entry(key).cached()
+
+    def segments(self, key: int) -> list[tuple[int, int]]:
+        """``(start, length)`` of a sequence's non-empty segments, in order."""
+        entry = self._entry(key)
+        runs = entry.prefixes if entry.own is None else [*entry.prefixes, entry.own]
+        return [(run.start, run.length) for run in runs if run.length]
+
+    # --- life of a sequence ----------------------------------------------------------------------------------------
+
+    def open(self, key: int) -> None:
+        """Start a sequence without any rows."""
+        if key in self._entries:
+            raise LifecycleError(f"sequence {key} is already open in the arena")
+        self._entries[key] = _Entry()
+
+    def prepare(self, key: int, new_rows: int, reserve: int = 0) -> None:
+        """Make room behind a sequence's rows, moving its extent if need be.
+
+        The room is held until `commit`, `release` or `reset`. Other sequences' preparation may still move it, so ask for
+        `write_start` when all are prepared.
+
+        Args:
+            key: The sequence.
+            new_rows: Rows that the next step writes.
+            reserve: Rows that the sequence will probably need in all (its own extent); a wish, not a demand.
+
+        Raises:
+            ArenaFullError: Even after compaction and growth there is no room; no content has changed.
+        """
+        entry = self._entry(key)
+        own = entry.own
+        length = own.length if own else 0
+        needed = length + new_rows
+        if own is None or own.capacity < needed:
+            self._relocate(entry, needed, max(needed, reserve, min(2 * length, needed + 4096)))
+        assert entry.own is not None
+        entry.own.promised = new_rows
+
+    def write_start(self, key: int) -> int:
+        """The row for the first new token of a prepared sequence."""
+        own = self._entry(key).own
+        if own is None:
+            raise LifecycleError(f"sequence {key} was not prepared")
+        return own.start + own.length
+
+    def release(self, key: int) -> None:
+        """Give up what `prepare` promised, after a step that was not run."""
+        own = self._entry(key).own
+        if own is not None:
+            own.promised = 0
+
+    def commit(self, keys: SequenceOf[int], num_pending: SequenceOf[int], verdicts: Verdicts | None) -> None:
+        """Keep the pending tokens' rows and the accepted nodes' rows of a step; the rest are overwritten later.
+
+        Args:
+            keys: The sequences of the step.
+            num_pending: Pending tokens that the step wrote for each.
+            verdicts: Accepted paths, or None if nothing was verified.
+        """
+        source: list[int] = []
+        target: list[int] = []
+        for b, key in enumerate(keys):
+            own = self._entry(key).own
+            if own is None:
+                raise LifecycleError(f"sequence {key} has no extent to commit to")
+            base = own.start + own.length + int(num_pending[b])
+            accepted = 0
+            if verdicts is not None:
+                for place, node in enumerate(verdicts.path_of(b).tolist()):
+                    accepted += 1
+                    if node != place:
+                        source.append(base + node)
+                        target.append(base + place)
+            if int(num_pending[b]) + accepted > own.promised:
+                raise LifecycleError(f"sequence {key}: {own.promised} rows were prepared, {num_pending[b]} + {accepted} kept")
+            own.length += int(num_pending[b]) + accepted
+            own.promised = 0
+        self._move_rows(source, target)
+
+    def fork(self, key: int, new_key: int) -> None:
+        """Open ``new_key`` with the same rows as ``key``, which both share from now on."""
+        entry = self._entry(key)
+        self.open(new_key)
+        if entry.own is not None and entry.own.length:
+            entry.own.capacity, entry.own.promised = entry.own.length, 0
+            entry.prefixes.append(entry.own)
+            entry.own = None
+        for run in entry.prefixes:
+            run.references += 1
+        self._entries[new_key].prefixes = list(entry.prefixes)
+
+    def reset(self, key: int) -> None:
+        """Drop all rows of a sequence; it stays open."""
+        entry = self._entry(key)
+        for run in entry.prefixes:
+            run.references -= 1
+            if run.references == 0:
+                self._runs.remove(run)
+        if entry.own is not None:
+            self._runs.remove(entry.own)
+        self._entries[key] = _Entry()
+
+    def free(self, key: int) -> None:
+        """Drop all rows of a sequence and forget it."""
+        self.reset(key)
+        del self._entries[key]
+
+    # --- allocation ------------------------------------------------------------------------------------------------
+
+    def _entry(self, key: int) -> _Entry:
+        try:
+            return self._entries[key]
+        except KeyError:
+            raise LifecycleError(f"sequence {key} is not open in the arena") from None
+
+    def _relocate(self, entry: _Entry, needed: int, wanted: int) -> None:
+        own = entry.own
+        if own is not None and self._grow_in_place(own, needed, wanted):
+            return
+        start, capacity = self._find_room(needed, wanted)
+        own = entry.own  # compaction may have taken an empty one away
+        if own is not None and own.length:
+            self._move_rows(range(own.start, own.start + own.length), range(start, start + own.length))
+            self.num_relocations += 1
+        new = _Run(start, capacity, own.length if own else 0)
+        if own is not None:
+            self._runs.remove(own)
+        bisect.insort(self._runs, new, key=lambda run: run.start)
+        entry.own = new
+
+    def _grow_in_place(self, own: _Run, needed: int, wanted: int) -> bool:
+        place = self._runs.index(own)
+        end = self._runs[place + 1].start if place + 1 < len(self._runs) else self.capacity
+        room = end - own.start
+        if room < needed:
+            return False
+        own.capacity = min(room, wanted)
+        return True
+
+    def _find_room(self, needed: int, wanted: int) -> tuple[int, int]:
+        """A gap with at least ``needed`` rows: as it is, then by growth, then by compaction."""
+        gap = self._best_gap(needed, wanted)
+        if gap is None and self.capacity < self.max_rows:
+            tail = self.capacity - (self._runs[-1].start + self._runs[-1].capacity if self._runs else 0)
+            target = max(2 * self.capacity, self.capacity - tail + wanted)
+            if min(target, self.max_rows) - (self.capacity - tail) >= needed:
+                self._resize(min(target, self.max_rows))
+                gap = self._best_gap(needed, wanted)
+        if gap is None and self._compactable() >= needed:
+            if self.capacity < self.max_rows:
+                self._resize(self.max_rows)
+            self.compact()
+            gap = self._best_gap(needed, wanted)
+        if gap is None:
+            raise ArenaFullError(needed, self._compactable(), self.max_rows, self.row_bytes, _ADVICE)
+        return gap
+
+    def _compactable(self) -> int:
+        """Rows that would be free if storage were as large as it may be and every run as short as its content."""
+        return self.max_rows - sum(run.held for run in self._runs)
+
+    def _best_gap(self, needed: int, wanted: int) -> tuple[int, int] | None:
+        """The smallest gap that fits the wish, else the largest that fits the need."""
+        best: tuple[int, int] | None = None
+        position = 0
+        for run_start, run_end in [*((r.start, r.start + r.capacity) for r in self._runs), (self.capacity, 0)]:
+            size = run_start - position
+            if size >= needed:
+                better = best is None or (
+                    size < best[1] if size >= wanted and best[1] >= wanted else size > best[1] and best[1] < wanted
+                )
+                if better:
+                    best = (position, size)
+            position = run_end
+        return None if best is None else (best[0], min(best[1], wanted))
+
+    def compact(self) -> None:
+        """Slide all runs together, each with just the rows that it uses."""
+        source: list[int] = []
+        target: list[int] = []
+        position = 0
+        for run in self._runs:
+            if run.start != position:
+                source.extend(range(run.start, run.start + run.length))
+                target.extend(range(position, position + run.length))
+            run.start, run.capacity = position, run.held
+            position += run.held
+        self._move_rows(source, target)
+        self.num_compactions += 1
+        for entry in self._entries.values():
+            if entry.own is not None and entry.own.capacity == 0:
+                entry.own = None
+        self._runs = [run for run in self._runs if run.capacity]
+
+    def check(self) -> None:
+        """Audit: runs are sorted and disjoint, counted right, and each belongs to somebody.
+
+        Raises:
+            AssertionError: With what is wrong.
+        """
+        position = 0
+        for run in self._runs:
+            assert run.start >= position, f"run at {run.start} overlaps the one that ends at {position}"
+            assert 0 <= run.length <= run.held <= run.capacity, f"run at {run.start}: {run.held} rows of {run.capacity}"
+            position = run.start + run.capacity
+        assert position <= self.capacity <= max(self.max_rows, 1), f"{position} rows, {self.capacity}, {self.max_rows}"
+        references: dict[int, int] = {}
+        for key, entry in self._entries.items():
+            for run in [*entry.prefixes, *([entry.own] if entry.own else [])]:
+                assert any(run is other for other in self._runs), f"sequence {key} refers to a freed run"
+                references[id(run)] = references.get(id(run), 0) + 1
+        for run in self._runs:
+            found = references.get(id(run), 0)
+            assert found == run.references, f"run at {run.start}: {run.references} references, {found} referrers"
+        for layer in self._groups:
+            assert self._keys[layer].shape[1] == self._values[layer].shape[1] == self.capacity
+
+
+def available_rows(layers: SequenceOf[LayerKV], share: float = 0.5) -> int:
+    """Rows that fit into ``share`` of the memory that is free now on the scarcest device."""
+    bytes_on: dict[torch.device, int] = {}
+    for layer in layers:
+        bytes_on[layer.device] = bytes_on.get(layer.device, 0) + layer.row_bytes
+    rows = [int(free_memory(device) * share) // per_row for device, per_row in bytes_on.items()]
+    return max(1, min(rows, default=1))
+
+
+def free_memory(device: torch.device) -> int:
+    """Bytes that can still be allocated on ``device``."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        with open("/proc/meminfo") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 * 2**30  # unknown (macOS, Windows): modest, and `kv_tokens` overrides it
+
+
+def audit_rows(arena: KVArena, key: int) -> np.ndarray:
+    """Arena rows of a sequence in order, ``int64[cached]``."""
+    parts = [np.arange(start, start + length, dtype=np.int64) for start, length in arena.segments(key)]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)

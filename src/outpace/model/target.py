@@ -1,0 +1,111 @@
+"""The target: a probed model, ready to run packed steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from outpace.errors import UnknownNameError, UnsupportedModelError
+from outpace.model.arena import KVArena, LayerKV
+from outpace.model.attention import AttentionStep, selected
+from outpace.model.masks import MaskSpec
+from outpace.model.plan import StepPlan
+from outpace.model.rope import RopeSwitch
+from outpace.model.torch_backend import TorchStep
+from outpace.tree import Int32Array
+
+BACKENDS = {"torch": TorchStep}
+
+
+@dataclass(frozen=True, eq=False)
+class Target:
+    """A model that passed the probe. Nothing is set on it; each pass selects our attention and puts the old one back.
+
+    Attributes:
+        model: The unmodified causal model (without a PEFT wrapper; adapters that were injected stay in force).
+        configs: Configs in which the attention implementation is selected.
+        layers: What each attention layer stores, in call order.
+        masks: The mask pattern of each attention layer.
+        layer_of: ``id`` of each attention module to its index.
+        vocab_size: Width of the logits.
+        context_length: Most tokens of a sequence, or None where the model names no limit.
+        rope_switch: Where rotary frequencies change, or None.
+        device: Where token ids go in.
+        probe_difference: Largest difference of logits that the probe saw between packed and alone.
+        backend: Name of the attention backend.
+    """
+
+    model: PreTrainedModel
+    configs: list[PreTrainedConfig]
+    layers: list[LayerKV]
+    masks: list[MaskSpec]
+    layer_of: dict[int, int]
+    vocab_size: int
+    context_length: int | None
+    rope_switch: RopeSwitch | None
+    device: torch.device
+    probe_difference: float
+    backend: str = "torch"
+    # A mask of four dimensions is handed on untouched by Transformers, so no mask is ever built for a packed pass.
+    _no_mask: torch.Tensor = field(default_factory=lambda: torch.empty((1, 1, 1, 1)))
+
+    def __post_init__(self) -> None:
+        """Check the backend's name.
+
+        Raises:
+            UnknownNameError: No such backend.
+        """
+        if self.backend not in BACKENDS:
+            raise UnknownNameError("attention backend", self.backend, BACKENDS)
+
+    @torch.no_grad()
+    def run(self, plan: StepPlan, arena: KVArena) -> torch.Tensor:
+        """Execute one packed step; keys and values of its tokens are written to the arena.
+
+        Returns:
+            ``[R, vocab]``: logits at ``plan.logit_rows``, in the model's dtype, on the model's output device.
+        """
+        step = BACKENDS[self.backend](plan, arena, self.layer_of, self.masks)
+        rows = torch.from_numpy(plan.logit_rows).to(self.device)
+        return packed_forward(
+            self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, rows
+        )
+
+    @torch.no_grad()
+    def plain_logits(self, tokens: Int32Array) -> torch.Tensor:
+        """Logits of the model's own plain pass over one text, ``[len(tokens), vocab]``, own attention and masks."""
+        input_ids = torch.as_tensor(tokens, dtype=torch.int64, device=self.device)[None]
+        output: Any = self.model(input_ids=input_ids, use_cache=False)
+        logits: torch.Tensor = output.logits[0]
+        return logits
+
+
+def packed_forward(
+    model: PreTrainedModel,
+    configs: list[PreTrainedConfig],
+    input_ids: np.ndarray,
+    position_ids: np.ndarray,
+    step: AttentionStep,
+    mask: torch.Tensor,
+    device: torch.device,
+    logit_rows: torch.Tensor | None,
+) -> torch.Tensor:
+    """Call the unmodified model on one packed row; ``[R, vocab]``."""
+    extra: dict[str, Any] = {} if logit_rows is None else {"logits_to_keep": logit_rows}
+    with selected(configs):
+        output: Any = model(
+            input_ids=torch.from_numpy(input_ids).to(device)[None],
+            position_ids=torch.from_numpy(position_ids).to(device)[None],
+            attention_mask=mask.to(device),
+            use_cache=False,
+            outpace_step=step,
+            **extra,
+        )
+    logits: torch.Tensor = output.logits
+    if logits.ndim != 3 or logits.shape[0] != 1:
+        raise UnsupportedModelError(f"expected logits of shape [1, rows, vocab], found {list(logits.shape)}")
+    return logits[0]
