@@ -1,1 +1,5 @@
-"""Placeholder docstring."""
+"""Reduction: verify only what is likely. Drafters propose; `select` alone cuts."""
+
+from outpace.reduce.select import select
+
+__all__ = ["select"]

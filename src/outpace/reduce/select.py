@@ -1,0 +1,133 @@
+"""Selection: which drafted nodes are verified.
+
+Drafters propose; this alone cuts. The **path probability** of a node is the probability that the walk reaches it: the
+product of ``exp(log_prob)`` from the root down to the node. It never grows downwards, so the most probable nodes, with
+ties decided for the earlier node, always hold their own parents.
+
+Example: with at most two nodes, ``7 (0.5) -> 8 (0.9)`` beside ``9 (0.4)`` keeps ``7`` (0.5) and ``8`` (0.45).
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from outpace.errors import ConfigError
+from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array
+
+_UNLIMITED = np.iinfo(np.int32).max
+
+
+def select(trees: DraftTrees, limit: int | Int32Array, *, total: int | None = None) -> DraftTrees:
+    """Keep the nodes with the highest path probability.
+
+    Trees compete for ``total`` by path probability alone. Equal probabilities are decided for the node that comes
+    first within its tree, then for the earlier tree, so that no tree starves another. Everything after ``limit`` is
+    keyword-only: a mean over the run and a cost in step time come as further keywords, each cutting further.
+
+    Args:
+        trees: What the drafters proposed. Unchanged.
+        limit: Most nodes of each tree, one number or ``int32[B]``.
+        total: Most nodes of the batch, or None for no such limit.
+
+    Returns:
+        The kept nodes in their old order, with parents re-indexed; ``trees`` itself where nothing has to be cut.
+
+    Raises:
+        ConfigError: A limit is negative, or there is not one limit for each tree.
+    """
+    if isinstance(limit, np.ndarray):
+        if limit.shape != (trees.batch_size,):
+            raise ConfigError(
+                f"limit must be one number or one for each of {trees.batch_size} trees, found {limit.shape}"
+            )
+        limits = limit.astype(np.int32, copy=False)
+    else:
+        limits = np.full(trees.batch_size, min(limit, _UNLIMITED), np.int32)
+    most = _UNLIMITED if total is None else min(total, _UNLIMITED)
+    if most < 0 or (len(limits) and limits.min() < 0):
+        raise ConfigError(f"limits on nodes must be at least 0, found limit {limit}, total {total}")
+    if not _cuts(trees.offsets, limits, most):
+        return trees
+    keep = _best_nodes(trees.offsets, trees.parents, trees.log_probs, limits, most)
+    return DraftTrees(*_keep_nodes(trees.offsets, trees.tokens, trees.parents, trees.log_probs, trees.origins, keep))
+
+
+@numba.njit(cache=True, nogil=True)
+def _cuts(offsets: Int32Array, limits: Int32Array, total: int) -> bool:
+    for b in range(len(limits)):
+        if offsets[b + 1] - offsets[b] > limits[b]:
+            return True
+    return bool(offsets[len(limits)] > total)
+
+
+@numba.njit(cache=True, nogil=True)
+def _best_nodes(
+    offsets: Int32Array, parents: Int32Array, log_probs: Float32Array, limits: Int32Array, total: int
+) -> BoolArray:
+    num_nodes, batch = len(parents), len(limits)
+    # float64, and parent plus a number that is at most 0: rounding cannot lift a child over its parent.
+    cost = np.empty(num_nodes, np.float64)
+    largest = 0
+    for b in range(batch):
+        begin = offsets[b]
+        largest = max(largest, offsets[b + 1] - begin)
+        for node in range(begin, offsets[b + 1]):
+            parent = parents[node]
+            cost[node] = -np.float64(log_probs[node]) + (0.0 if parent < 0 else cost[begin + parent])
+
+    by_index = np.empty(num_nodes, np.int64)
+    owner = np.empty(num_nodes, np.int64)
+    filled = 0
+    for index in range(largest):
+        for b in range(batch):
+            if offsets[b] + index < offsets[b + 1]:
+                by_index[filled], owner[filled] = offsets[b] + index, b
+                filled += 1
+
+    keep = np.zeros(num_nodes, np.bool_)
+    kept = np.zeros(batch, np.int64)
+    left = total
+    # mergesort is stable: equal costs stay in the order of by_index.
+    for place in np.argsort(cost[by_index], kind="mergesort"):
+        if left == 0:
+            break
+        b = owner[place]
+        if kept[b] < limits[b]:
+            keep[by_index[place]] = True
+            kept[b] += 1
+            left -= 1
+    return keep
+
+
+@numba.njit(cache=True, nogil=True)
+def _keep_nodes(
+    offsets: Int32Array,
+    tokens: Int32Array,
+    parents: Int32Array,
+    log_probs: Float32Array,
+    origins: UInt32Array,
+    keep: BoolArray,
+) -> tuple[Int32Array, Int32Array, Int32Array, Float32Array, UInt32Array]:
+    count = 0
+    for node in range(len(keep)):
+        count += keep[node]
+    new_offsets = np.zeros(len(offsets), np.int32)
+    new_tokens = np.empty(count, np.int32)
+    new_parents = np.empty(count, np.int32)
+    new_log_probs = np.empty(count, np.float32)
+    new_origins = np.empty(count, np.uint32)
+    new_index = np.empty(len(keep), np.int32)
+    write = 0
+    for b in range(len(offsets) - 1):
+        begin, new_begin = offsets[b], write
+        for node in range(begin, offsets[b + 1]):
+            if keep[node]:
+                new_index[node] = write - new_begin
+                new_tokens[write] = tokens[node]
+                new_parents[write] = -1 if parents[node] < 0 else new_index[begin + parents[node]]
+                new_log_probs[write] = log_probs[node]
+                new_origins[write] = origins[node]
+                write += 1
+        new_offsets[b + 1] = write
+    return new_offsets, new_tokens, new_parents, new_log_probs, new_origins
