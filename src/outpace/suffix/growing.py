@@ -251,7 +251,7 @@ def _slot(state: int, token: int, num_slots: int) -> int:
     """Where the search for an edge begins; ``num_slots`` is a power of two."""
     mixed = (np.uint64(state) * _MIX_STATE) ^ (np.uint64(token) * _MIX_TOKEN)
     mixed = (mixed ^ (mixed >> _HALF)) * _MIX_BOTH
-    return int((mixed >> _HALF) & np.uint64(num_slots - 1))
+    return int(np.int64((mixed >> _HALF) & np.uint64(num_slots - 1)))
 
 
 @numba.njit(cache=True, nogil=True)
