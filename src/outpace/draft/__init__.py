@@ -1,1 +1,7 @@
-"""Placeholder docstring."""
+"""Drafters: what proposes tokens. One protocol (`Drafter`), one file a drafter, one registry."""
+
+from outpace.draft.base import Drafter, Signals, SignalNeeds
+from outpace.draft.oracle import OracleDrafter
+from outpace.draft.registry import available_drafters, build_drafter
+
+__all__ = ["Drafter", "OracleDrafter", "SignalNeeds", "Signals", "available_drafters", "build_drafter"]

@@ -391,3 +391,25 @@ def transfer_block(block: Int32Array, state: int, length: int, token: int) -> tu
     if found == _MISSING:
         return ROOT, 0
     return (states[state, NEXT] if found == _PRIMARY else edges[found, TARGET]), length + 1
+
+
+@numba.njit(cache=True, nogil=True)
+def text_of(block: Int32Array) -> Int32Array:
+    """The text, ``int32[capacity]``, of which the first ``block[NUM_TOKENS]`` are in use."""
+    return block[HEADER_SIZE : HEADER_SIZE + block[CAPACITY]]
+
+
+@numba.njit(cache=True, nogil=True)
+def ancestor_with_room(block: Int32Array, state: int, room: int, min_length: int) -> tuple[int, int, int]:
+    """Follow links until at least ``room`` tokens of text come after min_endpos.
+
+    Returns:
+        State, length and min_endpos; where no ancestor of at least ``min_length`` tokens has the room, of the last one.
+    """
+    _, states, _, _ = _views(block)
+    while block[NUM_TOKENS] - 1 - states[state, MIN_ENDPOS] < room:
+        link = max(states[state, LINK], ROOT)
+        if states[link, LENGTH] < max(min_length, 1):
+            break
+        state = int(link)
+    return state, states[state, LENGTH], states[state, MIN_ENDPOS]
