@@ -1,5 +1,6 @@
 """Reduction: verify only what is likely. Drafters propose; `select` alone cuts."""
 
+from outpace.reduce.guard import Guard
 from outpace.reduce.select import select
 
-__all__ = ["select"]
+__all__ = ["Guard", "select"]

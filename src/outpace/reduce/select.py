@@ -13,12 +13,14 @@ import numba
 import numpy as np
 
 from outpace.errors import ConfigError
-from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array
+from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array, node_depths
 
 _UNLIMITED = np.iinfo(np.int32).max
 
 
-def select(trees: DraftTrees, limit: int | Int32Array, *, total: int | None = None) -> DraftTrees:
+def select(
+    trees: DraftTrees, limit: int | Int32Array, *, total: int | None = None, max_depth: Int32Array | None = None
+) -> DraftTrees:
     """Keep the nodes with the highest path probability.
 
     Trees compete for ``total`` by path probability alone. Equal probabilities are decided for the node that comes
@@ -29,6 +31,8 @@ def select(trees: DraftTrees, limit: int | Int32Array, *, total: int | None = No
         trees: What the drafters proposed. Unchanged.
         limit: Most nodes of each tree, one number or ``int32[B]``.
         total: Most nodes of the batch, or None for no such limit.
+        max_depth: ``int32[B]``, deepest level of each tree that may be kept (1 is right under the root), or None. For
+            sequences that end soon, where deeper nodes could not be committed.
 
     Returns:
         The kept nodes in their old order, with parents re-indexed; ``trees`` itself where nothing has to be cut.
@@ -47,6 +51,13 @@ def select(trees: DraftTrees, limit: int | Int32Array, *, total: int | None = No
     most = _UNLIMITED if total is None else min(total, _UNLIMITED)
     if most < 0 or (len(limits) and limits.min() < 0):
         raise ConfigError(f"limits on nodes must be at least 0, found limit {limit}, total {total}")
+    if max_depth is not None:
+        depths = node_depths(trees.offsets, trees.parents)
+        shallow = depths <= np.repeat(max_depth, trees.sizes)
+        if not shallow.all():
+            trees = DraftTrees(
+                *_keep_nodes(trees.offsets, trees.tokens, trees.parents, trees.log_probs, trees.origins, shallow)
+            )
     if not _cuts(trees.offsets, limits, most):
         return trees
     keep = _best_nodes(trees.offsets, trees.parents, trees.log_probs, limits, most)
