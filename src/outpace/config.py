@@ -134,6 +134,44 @@ class SamplingParams:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How an engine shares the machine among its requests.
+
+    Attributes:
+        max_batch_size: Most requests that run at a time; others wait.
+        max_nodes: Most draft nodes of one sequence in one step.
+        max_step_tokens: Most prompt tokens that one step computes; longer prompts are computed in chunks.
+        kv_tokens: Most tokens whose keys and values are kept, over all requests. None: as many as half of the memory
+            that is free when the engine is made can hold.
+        context_length: Most tokens of a sequence, prompt and output together. None: what the model's config says.
+        guard: Cut drafts that do not pay by the clock. The tokens are the same with and without it.
+        backend: Attention backend.
+        debug: Check every drafted tree and audit the arena at every step (slow).
+    """
+
+    max_batch_size: int = 32
+    max_nodes: int = 64
+    max_step_tokens: int = 2048
+    kv_tokens: int | None = None
+    context_length: int | None = None
+    guard: bool = True
+    backend: str = "torch"
+    debug: bool = False
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            ConfigError: Naming the field, what was expected and what was found.
+        """
+        _check_int("max_batch_size", self.max_batch_size, 1)
+        _check_int("max_nodes", self.max_nodes, 0)
+        _check_int("max_step_tokens", self.max_step_tokens, 1)
+        _check_int("kv_tokens", self.kv_tokens, 1, optional=True)
+        _check_int("context_length", self.context_length, 2, optional=True)
+
+
 def from_mapping(cls: type[T], values: Mapping[str, Any], kind: str) -> T:
     """Build a config dataclass from names and values, refusing unknown names.
 

@@ -25,10 +25,17 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class OutpaceError(Exception):
-    """Root of every error that Outpace raises on purpose."""
+    """Root of every error that Outpace raises on purpose.
+
+    Attributes:
+        outputs: Where `Engine.generate` raised it: every output of the call, so that nothing else in the batch is lost.
+    """
+
+    outputs: list[Any] | None = None
 
 
 class OutpaceWarning(UserWarning):

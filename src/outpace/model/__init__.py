@@ -1,1 +1,24 @@
-"""Placeholder docstring."""
+"""The target model: loading, probing, packed passes, keys and values."""
+
+from outpace.model.arena import KVArena, LayerKV, available_rows
+from outpace.model.load import LoadOptions, load_model, load_tokenizer
+from outpace.model.masks import MaskSpec
+from outpace.model.plan import StepPlan, pack
+from outpace.model.probe import probe, unwrap
+from outpace.model.target import BACKENDS, Target
+
+__all__ = [
+    "BACKENDS",
+    "KVArena",
+    "LayerKV",
+    "LoadOptions",
+    "MaskSpec",
+    "StepPlan",
+    "Target",
+    "available_rows",
+    "load_model",
+    "load_tokenizer",
+    "pack",
+    "probe",
+    "unwrap",
+]

@@ -153,6 +153,11 @@ class KVArena:
         """Rows of the present storage that belong to nobody."""
         return self.capacity - sum(run.capacity for run in self._runs)
 
+    @property
+    def num_available(self) -> int:
+        """Rows that could be had if storage grew as far as it may and every run were as short as its content."""
+        return self.max_rows - sum(run.held for run in self._runs)
+
     def cached_length(self, key: int) -> int:
         """Tokens of a sequence that have keys and values."""
         return self._entry(key).cached()
@@ -304,18 +309,14 @@ class KVArena:
             if min(target, self.max_rows) - (self.capacity - tail) >= needed:
                 self._resize(min(target, self.max_rows))
                 gap = self._best_gap(needed, wanted)
-        if gap is None and self._compactable() >= needed:
+        if gap is None and self.num_available >= needed:
             if self.capacity < self.max_rows:
                 self._resize(self.max_rows)
             self.compact()
             gap = self._best_gap(needed, wanted)
         if gap is None:
-            raise ArenaFullError(needed, self._compactable(), self.max_rows, self.row_bytes, _ADVICE)
+            raise ArenaFullError(needed, self.num_available, self.max_rows, self.row_bytes, _ADVICE)
         return gap
-
-    def _compactable(self) -> int:
-        """Rows that would be free if storage were as large as it may be and every run as short as its content."""
-        return self.max_rows - sum(run.held for run in self._runs)
 
     def _best_gap(self, needed: int, wanted: int) -> tuple[int, int] | None:
         """The smallest gap that fits the wish, else the largest that fits the need."""

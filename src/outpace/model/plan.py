@@ -34,9 +34,10 @@ class StepPlan:
         write_starts: ``int32[B]``, arena row for the sequence's first new token; the others follow it.
         node_offsets: ``int32[B + 1]`` into ``ancestors``.
         ancestors: ``uint64[n, words]``, see `outpace.tree.ancestor_bits`.
-        logit_rows: ``int64[R]``, indices into the ``T`` tokens whose logits are wanted: for every sequence that verifies,
-            its root and then its nodes.
-        logit_offsets: ``int32[B + 1]`` into ``logit_rows``.
+        logit_rows: ``int64[R]``, indices into the ``T`` tokens whose logits are wanted: at least, for every sequence that
+            verifies, its root and then its nodes.
+        verify_rows: ``int64[R']``, indices into ``logit_rows`` of just those.
+        logit_offsets: ``int32[B + 1]`` into ``verify_rows``.
     """
 
     input_ids: Int64Array
@@ -50,6 +51,7 @@ class StepPlan:
     node_offsets: Int32Array
     ancestors: UInt64Array
     logit_rows: Int64Array
+    verify_rows: Int64Array
     logit_offsets: Int32Array
 
     @property
@@ -84,6 +86,7 @@ def pack(
     segments: SequenceOf[SequenceOf[tuple[int, int]]],
     write_starts: SequenceOf[int],
     wants_logits: SequenceOf[bool],
+    every_row: bool = False,
 ) -> StepPlan:
     """Write one step down.
 
@@ -94,6 +97,7 @@ def pack(
         segments: ``(start, length)`` of each sequence's cached rows.
         write_starts: Arena row for each sequence's first new token.
         wants_logits: False for a chunk of a prompt that does not reach its end; such a sequence must have no nodes.
+        every_row: Ask for the logits of all ``T`` tokens, in their order, as drafters do that learn from them.
     """
     batch_size = len(pending)
     sizes = trees.sizes
@@ -106,7 +110,7 @@ def pack(
     position_ids = np.empty(num_tokens, np.int64)
     depths = node_depths(trees.offsets, trees.parents)
     logit_offsets = np.zeros(batch_size + 1, np.int32)
-    logit_rows: list[Int64Array] = []
+    wanted: list[Int64Array] = []
     for b in range(batch_size):
         begin = int(cu_seqlens[b])
         root = begin + int(num_pending[b]) - 1
@@ -118,9 +122,10 @@ def pack(
             input_ids[root + 1 : end] = trees.tokens[nodes]
             position_ids[root + 1 : end] = position_ids[root] + depths[nodes]
         if wants_logits[b]:
-            logit_rows.append(np.arange(root, end, dtype=np.int64))
+            wanted.append(np.arange(root, end, dtype=np.int64))
             logit_offsets[b + 1] = end - root
     np.cumsum(logit_offsets, out=logit_offsets)
+    rows = np.concatenate(wanted) if wanted else np.empty(0, np.int64)
     flat = [segment for own in segments for segment in own]
     segment_offsets = np.zeros(batch_size + 1, np.int32)
     np.cumsum([len(own) for own in segments], out=segment_offsets[1:])
@@ -135,6 +140,7 @@ def pack(
         write_starts=np.asarray(write_starts, np.int32),
         node_offsets=trees.offsets,
         ancestors=ancestor_bits(trees.offsets, trees.parents),
-        logit_rows=np.concatenate(logit_rows) if logit_rows else np.empty(0, np.int64),
+        logit_rows=np.arange(num_tokens) if every_row else rows,
+        verify_rows=rows if every_row else np.arange(len(rows)),
         logit_offsets=logit_offsets,
     )

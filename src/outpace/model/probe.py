@@ -294,8 +294,8 @@ def _packed(
         [arena.write_start(key) for key in keys],
         [True] * len(pending),
     )
-    logits = target.run(plan, arena)
-    arena.commit(keys, plan.num_pending, _no_verdicts(len(pending)))
+    logits, _ = target.run(plan, arena)
+    arena.commit(keys, plan.num_pending.tolist(), _no_verdicts(len(pending)))
     return [logits[plan.logit_offsets[b] : plan.logit_offsets[b + 1]] for b in keys]
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,17 +66,27 @@ class Target:
             raise UnknownNameError("attention backend", self.backend, BACKENDS)
 
     @torch.no_grad()
-    def run(self, plan: StepPlan, arena: KVArena) -> torch.Tensor:
+    def run(
+        self, plan: StepPlan, arena: KVArena, capture: SequenceOf[str] = ()
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Execute one packed step; keys and values of its tokens are written to the arena.
 
+        Args:
+            plan: The step.
+            arena: Where keys and values are.
+            capture: Names of modules whose output is wanted.
+
         Returns:
-            ``[R, vocab]``: logits at ``plan.logit_rows``, in the model's dtype, on the model's output device.
+            ``[R, vocab]``, the logits at ``plan.logit_rows``, in the model's dtype, on the model's output device; and
+            ``[T, width]`` for each captured module.
         """
         step = BACKENDS[self.backend](plan, arena, self.layer_of, self.masks)
         rows = torch.from_numpy(plan.logit_rows).to(self.device)
-        return packed_forward(
-            self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, rows
-        )
+        with _captured(self.model, capture) as hidden:
+            logits = packed_forward(
+                self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, rows
+            )
+        return logits, hidden
 
     @torch.no_grad()
     def plain_logits(self, tokens: Int32Array) -> torch.Tensor:
@@ -82,6 +95,27 @@ class Target:
         output: Any = self.model(input_ids=input_ids, use_cache=False)
         logits: torch.Tensor = output.logits[0]
         return logits
+
+
+@contextmanager
+def _captured(model: PreTrainedModel, names: SequenceOf[str]) -> Iterator[dict[str, torch.Tensor]]:
+    """Keep the outputs of named modules, ``[T, width]`` each, for the length of a pass."""
+    hidden: dict[str, torch.Tensor] = {}
+    modules = dict(model.named_modules()) if names else {}
+    handles = []
+    try:
+        for name in names:
+            if name not in modules:
+                raise UnknownNameError("module", name, modules)
+
+            def keep(_module: torch.nn.Module, _args: object, output: Any, name: str = name) -> None:
+                hidden[name] = (output[0] if isinstance(output, tuple) else output)[0]
+
+            handles.append(modules[name].register_forward_hook(keep))
+        yield hidden
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def packed_forward(

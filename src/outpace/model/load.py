@@ -1,0 +1,175 @@
+"""Loading through Transformers, with errors that say what is wrong with the checkpoint."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from outpace.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedModelError
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a checkpoint is loaded. All of it is handed to Transformers.
+
+    Attributes:
+        dtype: ``"auto"`` (as saved), a name such as ``"bfloat16"``, or a `torch.dtype`.
+        device: ``"auto"`` (a GPU if there is one), or a device such as ``"cpu"`` or ``"cuda:1"``. Not with ``device_map``.
+        device_map: Spreads the layers over devices (needs accelerate).
+        quantization_config: Of Transformers, for instance `BitsAndBytesConfig`.
+        adapter: Folder or hub id of a PEFT adapter (needs peft).
+        revision: Of a hub checkpoint.
+        trust_remote_code: Run modeling code that comes with the checkpoint. Off, because it is code.
+    """
+
+    dtype: str | torch.dtype = "auto"
+    device: str | torch.device = "auto"
+    device_map: str | Mapping[str, Any] | None = None
+    quantization_config: Any = None
+    adapter: str | None = None
+    revision: str | None = None
+    trust_remote_code: bool = False
+
+    def __post_init__(self) -> None:
+        """Check names.
+
+        Raises:
+            ConfigError: An unknown dtype, or ``device`` together with ``device_map``.
+        """
+        if isinstance(self.dtype, str) and self.dtype != "auto" and self.dtype not in DTYPES:
+            raise UnknownNameError("dtype", self.dtype, ["auto", *DTYPES])
+        if self.device_map is not None and self.device != "auto":
+            raise ConfigError("give either device or device_map, not both")
+        if isinstance(self.device, str) and self.device != "auto":
+            try:
+                torch.device(self.device)
+            except RuntimeError as error:
+                raise ConfigError(f"device must be 'auto', 'cpu', 'cuda', 'cuda:N' or alike, found {self.device!r}") from error
+
+    def torch_dtype(self) -> str | torch.dtype:
+        """``dtype`` as Transformers takes it."""
+        return self.dtype if isinstance(self.dtype, torch.dtype) else DTYPES.get(self.dtype, "auto")
+
+    def torch_device(self) -> torch.device:
+        """``device``, with ``"auto"`` decided."""
+        if self.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return torch.device(self.device)
+
+
+def load_model(name: str | os.PathLike[str], options: LoadOptions) -> torch.nn.Module:
+    """Load a causal model from a folder or the hub, in evaluation mode.
+
+    Raises:
+        CheckpointError: Nothing there, a shard or weights are missing, or Transformers cannot read it.
+        UnsupportedModelError: It is no decoder-only causal model.
+    """
+    path = os.fspath(name)
+    _check_folder(path)
+    common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
+    try:
+        config = AutoConfig.from_pretrained(path, **common)
+    except Exception as error:
+        raise CheckpointError(f"cannot read the configuration of {path!r}: {_first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UnsupportedModelError(f"{path!r} is an encoder-decoder ({config.model_type}); Outpace runs decoder-only models")
+    arguments = {**common, "config": config, "dtype": options.torch_dtype(), "output_loading_info": True}
+    if options.device_map is not None:
+        arguments["device_map"] = options.device_map
+    if options.quantization_config is not None:
+        arguments["quantization_config"] = options.quantization_config
+    try:
+        model, report = AutoModelForCausalLM.from_pretrained(path, **arguments)
+    except Exception as error:
+        raise CheckpointError(f"cannot load {path!r}: {_first_line(error)}") from error
+    missing = sorted(report.get("missing_keys") or ())
+    if missing:
+        shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise CheckpointError(f"checkpoint {path!r} lacks weights that the model needs: {shown}")
+    if options.device_map is None and options.quantization_config is None:
+        device = options.torch_device()
+        try:
+            model = model.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise CheckpointError(f"cannot move {path!r} to {device}: {_first_line(error)}") from error
+    if options.adapter is not None:
+        model = _with_adapter(model, options.adapter)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def load_tokenizer(name: str | os.PathLike[str], options: LoadOptions | None = None) -> PreTrainedTokenizerBase:
+    """Load a tokenizer from a folder or the hub.
+
+    Raises:
+        CheckpointError: There is none, or it cannot be read.
+    """
+    options = options or LoadOptions()
+    path = os.fspath(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, revision=options.revision, trust_remote_code=options.trust_remote_code
+        )
+    except Exception as error:
+        raise CheckpointError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def _with_adapter(model: Any, adapter: str) -> torch.nn.Module:
+    try:
+        from peft import PeftModel
+    except ImportError as error:
+        raise ConfigError("an adapter needs the package peft: pip install 'outpace[peft]'") from error
+    try:
+        wrapped: torch.nn.Module = PeftModel.from_pretrained(model, adapter)
+    except Exception as error:
+        raise CheckpointError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
+    return wrapped
+
+
+def _check_folder(path: str) -> None:
+    """Say what is wrong with a local folder before Transformers wraps it in a hub error."""
+    folder = Path(path)
+    if not folder.is_dir():
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or folder.parent.is_dir() and "/" in path
+        if folder.exists():
+            raise CheckpointError(f"{path!r} is a file; expected a folder with config.json, or a hub id")
+        if looks_local:
+            raise CheckpointError(f"no folder {path!r}{_close_folders(folder)}")
+        return
+    if not (folder / "config.json").is_file():
+        raise CheckpointError(f"{path!r} has no config.json{_close_folders(folder / 'x')}")
+    for index in folder.glob("*.index.json"):
+        try:
+            names = set(json.loads(index.read_text())["weight_map"].values())
+        except (ValueError, KeyError, OSError) as error:
+            raise CheckpointError(f"{index} is not a weight index: {error}") from error
+        missing = sorted(name for name in names if not (folder / name).is_file())
+        if missing:
+            raise CheckpointError(
+                f"{path!r} lacks {len(missing)} of {len(names)} weight files named in {index.name}: {', '.join(missing[:5])}; "
+                "download the checkpoint again"
+            )
+
+
+def _close_folders(folder: Path) -> str:
+    parent = folder.parent
+    if not parent.is_dir():
+        return f"; {str(parent)!r} does not exist either"
+    known = [p.name for p in parent.iterdir() if (p / "config.json").is_file()]
+    close = difflib.get_close_matches(folder.name, known, n=3, cutoff=0.4) or sorted(known)[:5]
+    return f"; checkpoints beside it: {', '.join(close)}" if close else f"; {str(parent)!r} holds no checkpoints"
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no message'}"

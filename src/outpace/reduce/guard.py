@@ -1,0 +1,245 @@
+"""A first guard against drafts that do not pay.
+
+It keeps two online estimates: how long a step takes by the number of packed tokens, and how far the drafters'
+``log_probs`` can be trusted, by origin and depth. From them it finds how many nodes, over the whole batch, maximise the
+expected committed tokens per second; that may be none.
+
+The estimates only ever decide how much is verified. What is committed does not depend on them.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+import numpy.typing as npt
+
+from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array, Verdicts, node_depths
+
+_NUM_ORIGINS = 32
+_DEPTH_CLASSES = 5  # 1, 2, 3-4, 5-8, 9 and deeper
+_FADING = 0.995  # weight of a trial one step later: about 200 steps are remembered
+_PRIOR = 4.0  # trials that the pooled estimate counts for
+_SAMPLES = 9  # step times kept for each size
+_WARM_UP = 3  # plain steps before the first draft, so that there is something to compare with
+_STALE = 512  # verify steps after which an unmeasured size may be tried again
+_EDGES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024], np.int64)
+
+
+class StepTimes:
+    """Median seconds of a step by packed tokens, for one batch size class."""
+
+    def __init__(self) -> None:
+        self._samples: list[list[float]] = [[] for _ in _EDGES]
+        self._seen = np.full(len(_EDGES), -1, np.int64)
+        self._sizes = np.zeros(len(_EDGES))
+
+    def record(self, num_tokens: int, seconds: float, now: int) -> None:
+        """Take note of one step."""
+        slot = _slot(num_tokens)
+        samples = self._samples[slot]
+        samples.append(seconds)
+        if len(samples) > _SAMPLES:
+            samples.pop(0)
+        self._seen[slot] = now
+        self._sizes[slot] = num_tokens if len(samples) == 1 else 0.8 * self._sizes[slot] + 0.2 * num_tokens
+
+    def count(self, num_tokens: int) -> int:
+        """Samples at this size."""
+        return len(self._samples[_slot(num_tokens)])
+
+    def is_stale(self, num_tokens: int, now: int) -> bool:
+        """Whether this size was not measured lately."""
+        return bool(now - self._seen[_slot(num_tokens)] >= _STALE)
+
+    def curve(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Seconds at each size: linear between measured sizes, never falling, beyond the largest as steep as before.
+
+        Raises:
+            ValueError: Nothing was measured.
+        """
+        slots = [slot for slot, samples in enumerate(self._samples) if samples]
+        if not slots:
+            raise ValueError("no step was measured yet")
+        sizes = self._sizes[slots]
+        seconds = np.maximum.accumulate([float(np.median(self._samples[slot])) for slot in slots])
+        result = np.interp(num_tokens, sizes, seconds)
+        beyond = num_tokens > sizes[-1]
+        if beyond.any():
+            slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1.0)
+            result[beyond] += slope * (num_tokens[beyond] - sizes[-1])
+        return np.asarray(result, np.float64)
+
+
+class Guard:
+    """Caps the nodes of a batch where more would not pay; see the module."""
+
+    def __init__(self) -> None:
+        self._times: dict[int, StepTimes] = {}
+        self._expected = np.zeros((_NUM_ORIGINS, _DEPTH_CLASSES))
+        self._accepted = np.zeros((_NUM_ORIGINS, _DEPTH_CLASSES))
+        self._draft_seconds = 0.0
+        self._now = 0
+        self._off = 0
+
+    def limit(self, trees: DraftTrees, num_pending: int) -> int:
+        """Most nodes that the batch should verify.
+
+        Args:
+            trees: What was drafted, with ``log_probs``.
+            num_pending: Packed tokens of the step without any nodes.
+        """
+        self._now += 1
+        num_nodes = trees.num_nodes
+        if num_nodes == 0:
+            return 0
+        times = self._times_of(trees.batch_size)
+        if times.count(num_pending) < _WARM_UP:
+            return 0
+        expected = self.expected_gains(trees)
+        sizes = num_pending + np.arange(num_nodes + 1, dtype=np.int64)
+        seconds = times.curve(sizes)
+        seconds[1:] += self._draft_seconds
+        rates = (trees.batch_size + np.concatenate([[0.0], expected])) / seconds
+        best = int(np.argmax(rates))
+        if best == 0:
+            self._off += 1
+        else:
+            self._off = 0
+        if best < num_nodes:
+            # A size that was never measured, or long ago, may be cheaper than it looks: try it once.
+            following = min(num_nodes, _next_size(num_pending + best) - num_pending)
+            worth_it = expected[following - 1] > 0.3 * trees.batch_size
+            if worth_it and times.is_stale(num_pending + following, self._now):
+                return following
+        return best
+
+    def expected_gains(self, trees: DraftTrees) -> npt.NDArray[np.float64]:
+        """``float64[n]``: expected accepted nodes if the best 1, 2, ... n nodes of the batch are verified."""
+        ratios = self._ratios()
+        depths = node_depths(trees.offsets, trees.parents)
+        order, reach = _calibrated(trees.offsets, trees.parents, trees.log_probs, trees.origins, depths, ratios)
+        return np.cumsum(reach[order])
+
+    def record_step(self, batch_size: int, num_tokens: int, seconds: float, draft_seconds: float) -> None:
+        """Take note of how long a step without prefill took.
+
+        Args:
+            batch_size: Sequences in it.
+            num_tokens: Packed tokens, nodes included.
+            seconds: From packing to commit.
+            draft_seconds: For drafting, besides.
+        """
+        self._times_of(batch_size).record(num_tokens, seconds, self._now)
+        self._draft_seconds += 0.1 * (draft_seconds - self._draft_seconds)
+
+    def record_verdicts(self, trees: DraftTrees, verdicts: Verdicts) -> None:
+        """Take note of which nodes the committed tokens confirm.
+
+        Args:
+            trees: As drafted, before any cut: what was cut is judged too, as far as the committed tokens reach.
+            verdicts: What was committed.
+        """
+        self._expected *= _FADING
+        self._accepted *= _FADING
+        depths = node_depths(trees.offsets, trees.parents)
+        _judge(
+            trees.offsets,
+            trees.tokens,
+            trees.parents,
+            trees.log_probs,
+            trees.origins,
+            depths,
+            verdicts.token_offsets,
+            verdicts.tokens,
+            self._expected,
+            self._accepted,
+        )
+
+    def _times_of(self, batch_size: int) -> StepTimes:
+        return self._times.setdefault(_slot(batch_size), StepTimes())
+
+    def _ratios(self) -> npt.NDArray[np.float64]:
+        """``float64[origins, depth classes]``: observed over expected acceptance, drawn to the origin's mean and to 1."""
+        pooled = (self._accepted.sum(1) + _PRIOR) / (self._expected.sum(1) + _PRIOR)
+        ratios: npt.NDArray[np.float64] = (self._accepted + _PRIOR * pooled[:, None]) / (self._expected + _PRIOR)
+        return ratios
+
+
+def _slot(num_tokens: int) -> int:
+    return min(int(np.searchsorted(_EDGES, num_tokens)), len(_EDGES) - 1)
+
+
+def _next_size(num_tokens: int) -> int:
+    """The size in the middle of the class after this one's."""
+    slot = min(_slot(num_tokens) + 1, len(_EDGES) - 1)
+    return int(max(_EDGES[slot], num_tokens + 1))
+
+
+@numba.njit(cache=True, nogil=True)
+def _depth_class(depth: int) -> int:
+    if depth <= 2:
+        return depth - 1
+    if depth <= 4:
+        return 2
+    return 3 if depth <= 8 else 4
+
+
+@numba.njit(cache=True, nogil=True)
+def _origin_index(bits: int) -> int:
+    """Lowest set bit: a merged node counts for the first of its origins."""
+    for index in range(_NUM_ORIGINS):
+        if (bits >> index) & 1:
+            return index
+    return 0
+
+
+@numba.njit(cache=True, nogil=True)
+def _calibrated(
+    offsets: Int32Array,
+    parents: Int32Array,
+    log_probs: Float32Array,
+    origins: UInt32Array,
+    depths: Int32Array,
+    ratios: npt.NDArray[np.float64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Order in which `select` keeps nodes, and each node's calibrated probability of being reached."""
+    raw = np.empty(len(parents), np.float64)
+    reach = np.empty(len(parents), np.float64)
+    for b in range(len(offsets) - 1):
+        begin = offsets[b]
+        for node in range(begin, offsets[b + 1]):
+            parent = parents[node]
+            above_raw = 0.0 if parent < 0 else raw[begin + parent]
+            above = 1.0 if parent < 0 else reach[begin + parent]
+            ratio = ratios[_origin_index(origins[node]), _depth_class(depths[node])]
+            raw[node] = above_raw - log_probs[node]
+            reach[node] = above * min(1.0, np.exp(log_probs[node]) * ratio)
+    return np.argsort(raw, kind="mergesort"), reach
+
+
+@numba.njit(cache=True, nogil=True)
+def _judge(
+    offsets: Int32Array,
+    tokens: Int32Array,
+    parents: Int32Array,
+    log_probs: Float32Array,
+    origins: UInt32Array,
+    depths: Int32Array,
+    token_offsets: Int32Array,
+    committed: Int32Array,
+    expected: npt.NDArray[np.float64],
+    accepted: npt.NDArray[np.float64],
+) -> None:
+    for b in range(len(offsets) - 1):
+        begin, end = offsets[b], offsets[b + 1]
+        confirmed: BoolArray = np.zeros(end - begin, np.bool_)
+        count = token_offsets[b + 1] - token_offsets[b]
+        for node in range(begin, end):
+            parent, depth = parents[node], depths[node]
+            if depth > count or (parent >= 0 and not confirmed[parent]):
+                continue
+            origin, row = _origin_index(origins[node]), _depth_class(depth)
+            expected[origin, row] += np.exp(log_probs[node])
+            if tokens[node] == committed[token_offsets[b] + depth - 1]:
+                confirmed[node - begin] = True
+                accepted[origin, row] += 1.0
