@@ -22,7 +22,7 @@ import numpy as np
 
 from outpace.bench.traces import Trace
 from outpace.draft import Drafter, build_drafter
-from outpace.errors import ConfigError, InputError
+from outpace.errors import ConfigError
 from outpace.reduce import select
 from outpace.tree import Int32Array, Verdicts
 
@@ -120,12 +120,11 @@ def start_replay(drafter: str | Drafter, traces: Iterable[Trace], max_nodes: int
 
     Args:
         drafter: A spec, or a drafter with no open sequences.
-        traces: All that will be added.
+        traces: All that will be added. Of several with the same prompt, ``oracle`` knows the last.
         max_nodes: Limit of each tree's nodes, applied by `outpace.reduce.select`; None for the drafter's own.
 
     Raises:
         ConfigError: The drafter or the limit cannot be used.
-        InputError: Two traces have the same prompt and different outputs, and the drafter needs to know which.
     """
     if max_nodes is not None and max_nodes < 0:
         raise ConfigError(f"max_nodes must be at least 0, found {max_nodes}")

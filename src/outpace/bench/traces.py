@@ -91,7 +91,7 @@ def load_encoder(tokenizer: str) -> Encode:
         loaded = AutoTokenizer.from_pretrained(tokenizer)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"cannot load tokenizer {tokenizer!r}: {_first_line(error)}") from error
-    return lambda text: list(loaded(text, add_special_tokens=False)["input_ids"])
+    return lambda text: list(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
 
 
 def _load_sentencepiece(path: str) -> Encode:

@@ -1,6 +1,6 @@
 """Drafters: what proposes tokens. One protocol (`Drafter`), one file a drafter, one registry."""
 
-from outpace.draft.base import Drafter, Signals, SignalNeeds
+from outpace.draft.base import Drafter, SignalNeeds, Signals
 from outpace.draft.oracle import OracleDrafter
 from outpace.draft.registry import available_drafters, build_drafter
 

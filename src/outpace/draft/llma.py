@@ -30,7 +30,7 @@ class LlmaDrafter(FirstMatchDrafter):
 
     name = "llma"
     _origin = Origin.LLMA
-    _by_match = log_probs_by_match(0.20, 0.5, 0.9)
+    _by_match = log_probs_by_match(0.33, 0.77, 0.96)
 
     def __init__(self, match_length: int = 2, copy_length: int = 7, longest_match: int = 5) -> None:
         match_length = check_count(self.name, "match_length", match_length, 1, 64)

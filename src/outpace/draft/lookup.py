@@ -45,7 +45,7 @@ class FirstMatchDrafter(ChainDrafter[TokenBuffer]):
         return state.copy()
 
     def _draft(self, state: TokenBuffer, index: int, caps: Int32Array, nodes: NodeArrays) -> int:
-        return _draft_first_match(  # type: ignore[no-any-return]
+        return _draft_first_match(
             state.array,
             state.length,
             self.shortest,
@@ -78,7 +78,7 @@ class LookupDrafter(FirstMatchDrafter):
 
     name = "lookup"
     _origin = Origin.LOOKUP
-    _by_match = log_probs_by_match(0.20, 0.5, 0.9)
+    _by_match = log_probs_by_match(0.22, 0.64, 0.90)
 
     def __init__(self, ngram: int = 3, draft_size: int = 10) -> None:
         ngram = check_count(self.name, "ngram", ngram, 1, 64)

@@ -17,7 +17,7 @@ import numpy as np
 from outpace.draft.base import Drafter, Signals
 from outpace.draft.sequences import OpenSequences, check_count, check_share
 from outpace.errors import ConfigError, LifecycleError
-from outpace.tree import DraftTrees, Float32Array, Int32Array, Origin, UInt32Array, UInt64Array, Verdicts
+from outpace.tree import DraftTrees, Float32Array, Int32Array, Origin, UInt64Array, Verdicts
 
 Continuations = Mapping[tuple[int, ...], SequenceOf[int]]
 
@@ -153,10 +153,12 @@ class OracleDrafter(Drafter):
         exact = self._texts.get(tuple(tokens.tolist()))
         if exact is not None:
             return exact
-        for prompt, text in self._texts.items():
-            if len(prompt) <= len(tokens) <= len(text) and np.array_equal(text[: len(tokens)], tokens):
-                return text
-        return None
+        known = [
+            prompt
+            for prompt, text in self._texts.items()
+            if len(prompt) < len(tokens) <= len(text) and np.array_equal(text[: len(tokens)], tokens)
+        ]
+        return self._texts[max(known, key=len)] if known else None
 
     def _set_truth(self, sequence: _Sequence, text: Int32Array) -> None:
         if self.vocab_size is None and (len(text) == 0 or text.max() < 1):

@@ -10,7 +10,7 @@ import numba
 
 from outpace.draft.chains import ChainDrafter, NodeArrays, log_probs_by_match, write_chain
 from outpace.draft.sequences import check_count, check_switch
-from outpace.suffix.growing import NUM_TOKENS, ancestor_with_room, extended, matched, new_block, text_of
+from outpace.suffix.block import NUM_TOKENS, ancestor_with_room, extended, matched, new_block, text_of
 from outpace.tree import Float32Array, Int32Array, Origin, UInt32Array
 
 _RESERVE = 256  # tokens of output that need no larger block
@@ -34,7 +34,7 @@ class SuffixDrafter(ChainDrafter[Int32Array]):
     """
 
     name = "suffix"
-    _by_match = log_probs_by_match(0.20, 0.5, 0.9)
+    _by_match = log_probs_by_match(0.24, 0.76, 0.94)
 
     def __init__(self, draft_size: int = 40, full_draft: bool = False, min_match: int = 1) -> None:
         super().__init__(check_count(self.name, "draft_size", draft_size, 1, 4096))
@@ -52,7 +52,7 @@ class SuffixDrafter(ChainDrafter[Int32Array]):
         return state.copy()
 
     def _draft(self, state: Int32Array, index: int, caps: Int32Array, nodes: NodeArrays) -> int:
-        return _draft_longest_match(  # type: ignore[no-any-return]
+        return _draft_longest_match(
             state, self.draft_size, self._full_size, self.min_match, self._by_match, index, caps, *nodes
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.suffix import growing
+from outpace.suffix import block as layout
 from outpace.tree import Int32Array
 
 Transitions = list[dict[int, int]]  # for each state: token to target
@@ -37,13 +37,13 @@ def _regions(block: Int32Array) -> tuple[list[int], list[list[int]], list[list[i
     _expect(1 <= num_states <= min(state_capacity, max(2 * num_tokens, 2)), f"{num_states} states, {num_tokens} tokens")
     _expect(0 <= num_edges <= max(num_tokens - 1, 0), f"{num_edges} edges, {num_tokens} tokens")
     _expect(0 <= last < num_states, f"last state {last} of {num_states}")
-    begin = growing.HEADER_SIZE + capacity
-    middle = begin + state_capacity * growing.STATE_SIZE
-    end = middle + capacity * growing.EDGE_SIZE
+    begin = layout.HEADER_SIZE + capacity
+    middle = begin + state_capacity * layout.STATE_SIZE
+    end = middle + capacity * layout.EDGE_SIZE
     _expect(len(block) == end + 2 * capacity, f"block of {len(block)} instead of {end + 2 * capacity}")
-    text = block[growing.HEADER_SIZE : growing.HEADER_SIZE + num_tokens].tolist()
-    states = block[begin:middle].reshape(-1, growing.STATE_SIZE)[:num_states].tolist()
-    edges = block[middle:end].reshape(-1, growing.EDGE_SIZE)[:num_edges].tolist()
+    text = block[layout.HEADER_SIZE : layout.HEADER_SIZE + num_tokens].tolist()
+    states = block[begin:middle].reshape(-1, layout.STATE_SIZE)[:num_states].tolist()
+    edges = block[middle:end].reshape(-1, layout.EDGE_SIZE)[:num_edges].tolist()
     indexed = sorted(slot - 1 for slot in block[end:].tolist() if slot)
     _expect(indexed == list(range(num_edges)), "the hash index does not hold every edge once")
     return text, states, edges
@@ -51,19 +51,19 @@ def _regions(block: Int32Array) -> tuple[list[int], list[list[int]], list[list[i
 
 def _transitions(block: Int32Array, text: list[int], states: list[list[int]], edges: list[list[int]]) -> Transitions:
     """Read the transitions from the lists of edges, and find each edge again through the hash index."""
-    slots = block[len(block) - 2 * int(block[growing.CAPACITY]) :].tolist()
+    slots = block[len(block) - 2 * int(block[layout.CAPACITY]) :].tolist()
     transitions: Transitions = []
     seen = 0
     for number, state in enumerate(states):
         own: dict[int, int] = {}
-        if state[growing.NEXT] != growing.ROOT:
-            own[text[state[growing.MIN_ENDPOS] + 1]] = state[growing.NEXT]
-        edge = state[growing.EDGES]
-        while edge != growing.NO_EDGE:
+        if state[layout.NEXT] != layout.ROOT:
+            own[text[state[layout.MIN_ENDPOS] + 1]] = state[layout.NEXT]
+        edge = state[layout.EDGES]
+        while edge != layout.NO_EDGE:
             source, token, target, sibling = edges[edge]
             _expect(source == number, f"edge {edge} of state {source} in the list of {number}")
             _expect(token not in own, f"state {number} has two transitions on {token}")
-            slot = growing._slot(source, token, len(slots))
+            slot = layout.first_slot(source, token, len(slots))
             while slots[slot] not in (0, edge + 1):
                 slot = (slot + 1) % len(slots)
             _expect(slots[slot] == edge + 1, f"edge {edge} cannot be reached through the hash index")
@@ -76,15 +76,15 @@ def _transitions(block: Int32Array, text: list[int], states: list[list[int]], ed
 
 
 def _check_states(text: list[int], states: list[list[int]]) -> None:
-    length, link, min_endpos, _, edge = states[growing.ROOT]
+    length, link, min_endpos, _, edge = states[layout.ROOT]
     _expect((length, link, min_endpos) == (0, -1, -1), f"root has length {length}, link {link}, end {min_endpos}")
     for number, (length, link, min_endpos, successor, edge) in enumerate(states[1:], 1):
         _expect(0 <= link < len(states), f"state {number} links to {link}")
-        _expect(states[link][growing.LENGTH] < length, f"the link of state {number} is not shorter")
-        _expect(states[link][growing.MIN_ENDPOS] <= min_endpos, f"the link of state {number} ends later")
+        _expect(states[link][layout.LENGTH] < length, f"the link of state {number} is not shorter")
+        _expect(states[link][layout.MIN_ENDPOS] <= min_endpos, f"the link of state {number} ends later")
         _expect(length - 1 <= min_endpos < len(text), f"state {number} of length {length} ends at {min_endpos}")
-        _expect((successor == growing.ROOT) == (min_endpos == len(text) - 1), f"state {number}: primary transition")
-        _expect(successor != growing.ROOT or edge == growing.NO_EDGE, f"state {number}: edges but no primary")
+        _expect((successor == layout.ROOT) == (min_endpos == len(text) - 1), f"state {number}: primary transition")
+        _expect(successor != layout.ROOT or edge == layout.NO_EDGE, f"state {number}: edges but no primary")
 
 
 def _check_transitions(text: list[int], states: list[list[int]], transitions: Transitions) -> None:
@@ -95,22 +95,22 @@ def _check_transitions(text: list[int], states: list[list[int]], transitions: Tr
             where = f"transition of state {number} on {token} to {target}"
             _expect(0 < target < len(states), where)
             target_length, target_link, target_endpos = states[target][:3]
-            _expect(target_length > length >= states[target_link][growing.LENGTH], f"{where}: length")
+            _expect(target_length > length >= states[target_link][layout.LENGTH], f"{where}: length")
             _expect(target_endpos > min_endpos, f"{where}: ends earlier")
             _expect(text[target_endpos] == token, f"{where}: the target ends with another token")
-            if number != growing.ROOT:
+            if number != layout.ROOT:
                 _expect(transitions[link].get(token) in (target, target_link), f"{where}: the link disagrees")
 
 
 def _check_prefixes(block: Int32Array, text: list[int], states: list[list[int]], transitions: Transitions) -> list[int]:
     """Walk the text from the root; return the state of each of its prefixes."""
-    prefixes, state = [], growing.ROOT
+    prefixes, state = [], layout.ROOT
     for position, token in enumerate(text):
         _expect(token in transitions[state], f"the text cannot be followed at {position}")
         state = transitions[state][token]
-        _expect(states[state][growing.LENGTH] == position + 1, f"the text up to {position} is not its state's longest")
+        _expect(states[state][layout.LENGTH] == position + 1, f"the text up to {position} is not its state's longest")
         prefixes.append(state)
-    _expect(state == int(block[growing.LAST]), f"the text ends in state {state}, not in {int(block[growing.LAST])}")
+    _expect(state == int(block[layout.LAST]), f"the text ends in state {state}, not in {int(block[layout.LAST])}")
     return prefixes
 
 
@@ -119,11 +119,11 @@ def _check_min_endpos(states: list[list[int]], prefixes: list[int]) -> None:
     earliest = [-1] + [len(prefixes)] * (len(states) - 1)
     for position, prefix in enumerate(prefixes):
         earliest[prefix] = position
-    for number in sorted(range(1, len(states)), key=lambda s: -states[s][growing.LENGTH]):
-        link = states[number][growing.LINK]
+    for number in sorted(range(1, len(states)), key=lambda s: -states[s][layout.LENGTH]):
+        link = states[number][layout.LINK]
         earliest[link] = min(earliest[link], earliest[number])
     for number, state in enumerate(states):
-        found = state[growing.MIN_ENDPOS]
+        found = state[layout.MIN_ENDPOS]
         _expect(found == earliest[number], f"state {number} ends first at {earliest[number]}, not at {found}")
 
 
@@ -132,10 +132,10 @@ def _check_completeness(
 ) -> None:
     """Every suffix of every prefix goes on with the token that follows, and nothing else goes on."""
     followed: set[tuple[int, int]] = set()
-    for state, token in zip([growing.ROOT, *prefixes], text, strict=False):
+    for state, token in zip([layout.ROOT, *prefixes], text, strict=False):
         while state >= 0 and (state, token) not in followed:
             _expect(token in transitions[state], f"state {state} lacks a transition on {token}")
             followed.add((state, token))
-            state = states[state][growing.LINK]
+            state = states[state][layout.LINK]
     total = sum(map(len, transitions))
     _expect(total == len(followed), f"{total} transitions, the text has {len(followed)}")

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from outpace.errors import InputError
-from outpace.suffix import GrowingAutomaton, Match, growing
+from outpace.suffix import GrowingAutomaton, Match
+from outpace.suffix import block as layout
 from suffixtwin import ADVERSARIAL, fibonacci_word, longest_foreign_match, longest_match
 
 
@@ -62,7 +63,7 @@ def test_most_states_a_text_can_need_fit() -> None:
     # a b b b ...: 2 n - 1 states, more than the first guess of 1.5 states a token leaves room for
     automaton = GrowingAutomaton([1] + [2] * 63)
     assert automaton.num_states == 2 * 64 - 1
-    assert automaton.block[growing.CAPACITY] == 64
+    assert automaton.block[layout.CAPACITY] == 64
     automaton.check()
 
 
@@ -116,11 +117,11 @@ def test_negative_token_is_refused_and_what_came_before_is_kept() -> None:
 
 
 FIELDS = {
-    "length": (growing.LENGTH, 1),
-    "link": (growing.LINK, 1),
-    "min_endpos": (growing.MIN_ENDPOS, -1),
-    "next": (growing.NEXT, 1),
-    "edges": (growing.EDGES, 1),
+    "length": (layout.LENGTH, 1),
+    "link": (layout.LINK, 1),
+    "min_endpos": (layout.MIN_ENDPOS, -1),
+    "next": (layout.NEXT, 1),
+    "edges": (layout.EDGES, 1),
 }
 
 
@@ -130,20 +131,20 @@ def test_audit_finds_a_changed_state(field: str, state: int) -> None:
     automaton = GrowingAutomaton([1, 2, 1, 2, 3, 1, 1, 2, 3, 3, 2, 1, 2])
     automaton.check()
     column, change = FIELDS[field]
-    growing._views(automaton.block)[1][state, column] += change
+    layout.views(automaton.block)[1][state, column] += change
     with pytest.raises((AssertionError, IndexError)):
         automaton.check()
 
 
 def test_audit_finds_changed_edges_index_and_text() -> None:
     text = [1, 2, 1, 2, 3, 1, 1, 2, 3, 3, 2, 1, 2]
-    for region, index in [(2, (0, growing.TARGET)), (2, (1, growing.TOKEN)), (2, (2, growing.SOURCE)), (0, (3,))]:
+    for region, index in [(2, (0, layout.TARGET)), (2, (1, layout.TOKEN)), (2, (2, layout.SOURCE)), (0, (3,))]:
         automaton = GrowingAutomaton(text)
-        growing._views(automaton.block)[region][index] += 1
+        layout.views(automaton.block)[region][index] += 1
         with pytest.raises(AssertionError):
             automaton.check()
     automaton = GrowingAutomaton(text)
-    slots = growing._views(automaton.block)[3]
+    slots = layout.views(automaton.block)[3]
     slots[np.flatnonzero(slots)[0]] = 0
     with pytest.raises(AssertionError, match="hash index"):
         automaton.check()
