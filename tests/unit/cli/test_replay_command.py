@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from outpace.cli.replay import register
+from outpace.errors import InputError, TraceFormatError, UnknownNameError
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+    app.callback()(lambda: None)
+    register(app)
+    return app
+
+
+@pytest.fixture
+def traces(tmp_path: Path) -> Path:
+    path = tmp_path / "traces.jsonl"
+    line = {"prompt_ids": [1, 2, 3, 1], "output_ids": [2, 3, 1, 2, 3], "category": "loop"}
+    path.write_text("".join(json.dumps({**line, "id": i}) + "\n" for i in range(3)))
+    return path
+
+
+def test_json_alone_on_standard_output(app: typer.Typer, traces: Path) -> None:
+    result = CliRunner().invoke(app, ["replay", str(traces), "--drafter", "suffix", "--json", "-"])
+    assert result.exit_code == 0
+    figures = json.loads(result.stdout)
+    assert figures["draft_us_per_step"] > 0
+    del figures["draft_us_per_step"]
+    assert figures == {
+        "drafter": "suffix",
+        "mean_accepted_tokens": 4.0,
+        "by_category": {"loop": 4.0},
+        "nodes_per_step": 3.0,
+        "steps": 3,
+        "tokens": 12,
+        "traces": 3,
+        "max_nodes": None,
+    }
+    assert "4.000" in result.stderr
+    assert "12 tokens in 3 steps" in result.stderr
+
+
+def test_figures_only_on_standard_error(app: typer.Typer, traces: Path) -> None:
+    result = CliRunner().invoke(app, ["replay", str(traces), str(traces), "--limit", "4"])
+    assert result.exit_code == 0
+    assert result.stdout == ""
+    assert "4 recorded outputs" in result.stderr
+
+
+def test_json_to_a_file_and_plain_text(app: typer.Typer, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
+    (tmp_path / "play.txt").write_text("to be or not to be")
+    out = tmp_path / "figures.json"
+    command = ["replay", str(tmp_path / "play.txt"), "--tokenizer", str(tmp_path / "words"), "--max-nodes", "2"]
+    result = CliRunner().invoke(app, [*command, "--json", str(out)])
+    assert result.exit_code == 0, result.output
+    figures = json.loads(out.read_text())
+    assert (figures["tokens"], figures["max_nodes"], list(figures["by_category"])) == (4, 2, ["text"])
+
+
+def test_help_teaches_with_an_example(app: typer.Typer) -> None:
+    result = CliRunner().invoke(app, ["replay", "--help"])
+    assert result.exit_code == 0
+    assert "outpace replay traces.jsonl --drafter suffix" in result.stdout
+
+
+def test_errors_are_typed(app: typer.Typer, traces: Path, tmp_path: Path) -> None:
+    def error(*arguments: str) -> BaseException | None:
+        return CliRunner().invoke(app, ["replay", *arguments]).exception
+
+    assert isinstance(error(str(traces), "--drafter", "sufix"), UnknownNameError)
+    assert isinstance(error(str(tmp_path / "nope.jsonl")), InputError)
+    assert isinstance(error(str(traces), "--json", str(tmp_path / "no" / "folder.json")), InputError)
+    with traces.open("a") as file:
+        file.write("{broken\n")
+    broken = error(str(traces))
+    assert isinstance(broken, TraceFormatError)
+    assert broken.line == 4
