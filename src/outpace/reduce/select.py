@@ -38,7 +38,7 @@ def select(
         The kept nodes in their old order, with parents re-indexed; ``trees`` itself where nothing has to be cut.
 
     Raises:
-        ConfigError: A limit is negative, or there is not one limit for each tree.
+        ConfigError: A limit is negative, or there is not one limit or depth for each tree.
     """
     if isinstance(limit, np.ndarray):
         if limit.shape != (trees.batch_size,):
@@ -52,6 +52,8 @@ def select(
     if most < 0 or (len(limits) and limits.min() < 0):
         raise ConfigError(f"limits on nodes must be at least 0, found limit {limit}, total {total}")
     if max_depth is not None:
+        if max_depth.shape != (trees.batch_size,):
+            raise ConfigError(f"max_depth must hold one for each of {trees.batch_size} trees, found {max_depth.shape}")
         depths = node_depths(trees.offsets, trees.parents)
         shallow = depths <= np.repeat(max_depth, trees.sizes)
         if not shallow.all():

@@ -54,6 +54,18 @@ def test_one_limit_for_each_tree():
     assert kept.tokens.tolist() == [7, 8, 9, 7]
 
 
+def test_nodes_deeper_than_the_depth_go_first():
+    chain = make_tree([1, 2, 3], [-1, 0, 1], [0.0, 0.0, 0.0])
+    trees = DraftTrees.concatenate([chain, EXAMPLE, chain])
+    kept = select(trees, 9, max_depth=np.array([2, 1, 3], np.int32)).validate()
+    assert kept.tokens.tolist() == [1, 2, 7, 9, 1, 2, 3]
+    assert select(trees, 9, max_depth=np.array([3, 2, 9], np.int32)) is trees
+    # What is too deep takes nobody's place: 9 stays although 8 is more likely.
+    assert select(EXAMPLE, 2, max_depth=np.array([1], np.int32)).tokens.tolist() == [7, 9]
+    with pytest.raises(ConfigError, match=r"each of 1 trees, found \(2,\)"):
+        select(EXAMPLE, 2, max_depth=np.array([1, 1], np.int32))
+
+
 def test_nodes_of_no_probability_keep_their_parents():
     tree = make_tree([1, 2, 3], [-1, 0, 1], [-math.inf, 0.0, -math.inf])
     assert select(tree, 2).validate().tokens.tolist() == [1, 2]
