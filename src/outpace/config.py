@@ -89,9 +89,8 @@ class SamplingParams:
         Raises:
             ConfigError: Naming the field, what was expected and what was found.
         """
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
+        given: object = self.stop
+        object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(t) for t in self.stop_token_ids))
         _check_int("max_tokens", self.max_tokens, 0, optional=True)
         _check_int("top_k", self.top_k, 0)

@@ -44,14 +44,13 @@ def to_token_ids(
         PromptError: Empty, not encodable, of no known form, or with ids outside the vocabulary.
         ConfigError: A tokenizer or a chat template is needed and there is none.
     """
+    ids: Any = prompt
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
         if tokenizer is None:
             raise ConfigError(
                 f"a text prompt needs a tokenizer, and there is none{why_no_tokenizer}; pass tokenizer=..., or token ids"
             )
-        ids = _encode_text(prompt, tokenizer) if isinstance(prompt, str) else _encode_chat(prompt, tokenizer)  # type: ignore[arg-type]
-    else:
-        ids = prompt
+        ids = _encode_text(prompt, tokenizer) if isinstance(prompt, str) else _encode_chat(ids, tokenizer)
     try:
         array = np.asarray(ids)
     except (ValueError, TypeError) as error:
@@ -75,7 +74,8 @@ def _encode_text(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
         raise PromptError(
             f"the prompt is not valid text: character {error.start} is {prompt[error.start]!r}, which UTF-8 cannot encode"
         ) from error
-    ids: list[int] = tokenizer(prompt)["input_ids"]  # type: ignore[assignment]
+    encoded: Any = tokenizer(prompt)
+    ids: list[int] = encoded["input_ids"]
     return ids
 
 

@@ -144,9 +144,7 @@ def commit(
     return Committed(verdicts, _origins(trees, verdicts))
 
 
-def drafting(
-    batch: Batch, verdicts: Verdicts, signals: Signals | None
-) -> tuple[list[int], Verdicts, Signals | None]:
+def drafting(batch: Batch, verdicts: Verdicts, signals: Signals | None) -> tuple[list[int], Verdicts, Signals | None]:
     """What of a step concerns the drafter: everything, but for requests that do not speculate."""
     keys = keys_of(batch.requests)
     if all(request.drafting for request in batch.requests):
@@ -230,5 +228,3 @@ def verifying(batch: Batch, trees: DraftTrees) -> tuple[list[Request], DraftTree
     return [batch.requests[b] for b in chosen], DraftTrees(
         offsets, trees.tokens, trees.parents, trees.log_probs, trees.origins
     )
-
-

@@ -235,7 +235,9 @@ class KVArena:
                         source.append(base + node)
                         target.append(base + place)
             if int(num_pending[b]) + accepted > own.promised:
-                raise LifecycleError(f"sequence {key}: {own.promised} rows were prepared, {num_pending[b]} + {accepted} kept")
+                raise LifecycleError(
+                    f"sequence {key}: {own.promised} rows were prepared, {num_pending[b]} + {accepted} kept"
+                )
             own.length += int(num_pending[b]) + accepted
             own.promised = 0
         self._move_rows(source, target)

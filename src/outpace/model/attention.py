@@ -83,7 +83,9 @@ def _attention_function(
         )
     if position_bias is not None:
         raise UnsupportedModelError("the model adds a position bias to its attention scores")
-    return outpace_step.attend(module, query, key, value, attention_mask, AttentionOptions(scaling, softcap, s_aux)), None
+    return outpace_step.attend(
+        module, query, key, value, attention_mask, AttentionOptions(scaling, softcap, s_aux)
+    ), None
 
 
 def _mask_function(
@@ -180,6 +182,12 @@ def _sdpa(
         out = attend(folded, key[None], value[None], attn_mask=mask, scale=scaling)
         return out.reshape(heads, 1, -1)  # type: ignore[no-any-return]
     out = attend(
-        query[None], key[None], value[None], attn_mask=mask, scale=scaling, is_causal=causal, enable_gqa=heads != key_heads
+        query[None],
+        key[None],
+        value[None],
+        attn_mask=mask,
+        scale=scaling,
+        is_causal=causal,
+        enable_gqa=heads != key_heads,
     )
     return out[0]  # type: ignore[no-any-return]

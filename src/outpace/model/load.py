@@ -54,7 +54,9 @@ class LoadOptions:
             try:
                 torch.device(self.device)
             except RuntimeError as error:
-                raise ConfigError(f"device must be 'auto', 'cpu', 'cuda', 'cuda:N' or alike, found {self.device!r}") from error
+                raise ConfigError(
+                    f"device must be 'auto', 'cpu', 'cuda', 'cuda:N' or alike, found {self.device!r}"
+                ) from error
 
     def torch_dtype(self) -> str | torch.dtype:
         """``dtype`` as Transformers takes it."""
@@ -82,14 +84,17 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> torch.nn.M
     except Exception as error:
         raise CheckpointError(f"cannot read the configuration of {path!r}: {_first_line(error)}") from error
     if getattr(config, "is_encoder_decoder", False):
-        raise UnsupportedModelError(f"{path!r} is an encoder-decoder ({config.model_type}); Outpace runs decoder-only models")
+        raise UnsupportedModelError(
+            f"{path!r} is an encoder-decoder ({config.model_type}); Outpace runs decoder-only models"
+        )
     arguments = {**common, "config": config, "dtype": options.torch_dtype(), "output_loading_info": True}
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
     if options.quantization_config is not None:
         arguments["quantization_config"] = options.quantization_config
     try:
-        model, report = AutoModelForCausalLM.from_pretrained(path, **arguments)
+        loaded: Any = AutoModelForCausalLM.from_pretrained(path, **arguments)
+        model, report = loaded
     except Exception as error:
         raise CheckpointError(f"cannot load {path!r}: {_first_line(error)}") from error
     missing = sorted(report.get("missing_keys") or ())
@@ -116,12 +121,12 @@ def load_tokenizer(name: str | os.PathLike[str], options: LoadOptions | None = N
     options = options or LoadOptions()
     path = os.fspath(name)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=options.revision, trust_remote_code=options.trust_remote_code
         )
     except Exception as error:
         raise CheckpointError(f"cannot load a tokenizer from {path!r}: {_first_line(error)}") from error
-    return tokenizer  # type: ignore[no-any-return]
+    return tokenizer
 
 
 def _with_adapter(model: Any, adapter: str) -> torch.nn.Module:
@@ -140,7 +145,9 @@ def _check_folder(path: str) -> None:
     """Say what is wrong with a local folder before Transformers wraps it in a hub error."""
     folder = Path(path)
     if not folder.is_dir():
-        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1 or folder.parent.is_dir() and "/" in path
+        looks_local = (
+            path.startswith((".", "/", "~")) or path.count("/") > 1 or (folder.parent.is_dir() and "/" in path)
+        )
         if folder.exists():
             raise CheckpointError(f"{path!r} is a file; expected a folder with config.json, or a hub id")
         if looks_local:

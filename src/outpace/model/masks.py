@@ -68,10 +68,14 @@ def classify(mask_function: MaskFunction, size: int | None) -> MaskSpec:
     if size is not None:
         candidates += [MaskSpec("window", size), MaskSpec("chunk", size)]
     step = size or 16
-    points = sorted({p for k in range(4) for p in (k * step - 1, k * step, k * step + 1, k * step + step // 2) if p >= 0})
+    points = sorted(
+        {p for k in range(4) for p in (k * step - 1, k * step, k * step + 1, k * step + step // 2) if p >= 0}
+    )
     query = torch.tensor(points)[:, None]
     key = torch.tensor(points)[None, :]
-    found = torch.as_tensor(mask_function(torch.tensor(0), torch.tensor(0), query, key)).expand(len(points), len(points))
+    found = torch.as_tensor(mask_function(torch.tensor(0), torch.tensor(0), query, key)).expand(
+        len(points), len(points)
+    )
     for candidate in candidates:
         if torch.equal(found.bool(), candidate.allows(query, key)):
             return candidate

@@ -107,7 +107,9 @@ def input_device(model: PreTrainedModel) -> torch.device:
     execution = getattr(hook, "execution_device", None)
     if execution is not None:
         return torch.device(execution if not isinstance(execution, int) else f"cuda:{execution}")
-    return model.get_input_embeddings().weight.device  # type: ignore[no-any-return,union-attr]
+    embeddings: Any = model.get_input_embeddings()
+    device: torch.device = embeddings.weight.device
+    return device
 
 
 def _check_flags(model: PreTrainedModel, name: str) -> None:
@@ -124,7 +126,8 @@ def _check_flags(model: PreTrainedModel, name: str) -> None:
             f"{name} does not use Transformers' attention interface (_supports_attention_backend is not set): it would "
             "ignore the packed attention and mix sequences up"
         )
-    if model.get_output_embeddings() is None:
+    head: Any = getattr(model, "get_output_embeddings", lambda: None)
+    if head() is None:
         raise UnsupportedModelError(f"{name} has no language-modelling head; load it with AutoModelForCausalLM")
     if model.training:
         raise ModelError(f"{name} is in training mode, where dropout changes its output; call model.eval() first")
@@ -158,7 +161,9 @@ class _Recorder:
         layer = f"{self.name}, attention layer {len(self.calls)}"
         if not isinstance(mask, MaskSpec):
             found = "no mask at all" if mask is None else f"a {type(mask).__name__} of its own"
-            raise UnsupportedModelError(f"{layer}: expected the mask that Transformers' mask interface gives, found {found}")
+            raise UnsupportedModelError(
+                f"{layer}: expected the mask that Transformers' mask interface gives, found {found}"
+            )
         if getattr(module, "is_causal", True) is False:
             raise UnsupportedModelError(f"{layer} is not causal (cross attention or a bidirectional layer)")
         if query.shape[0] != 1 or key.shape[2] != query.shape[2] or value.shape[2] != query.shape[2]:
@@ -278,9 +283,7 @@ def _probe_tree(text: Int32Array, vocab_size: int) -> DraftTrees:
     )
 
 
-def _packed(
-    target: Target, arena: KVArena, pending: list[Int32Array], trees: DraftTrees
-) -> list[torch.Tensor]:
+def _packed(target: Target, arena: KVArena, pending: list[Int32Array], trees: DraftTrees) -> list[torch.Tensor]:
     """Run one step, keep the pending rows, return each sequence's logits (root, then nodes)."""
     keys = range(len(pending))
     sizes = trees.sizes

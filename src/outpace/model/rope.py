@@ -47,5 +47,6 @@ def find_switch(model: PreTrainedModel, config: PreTrainedConfig) -> RopeSwitch 
     known = [int(length) for length in lengths if length]
     if not known:
         return None
-    own = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    prepare: Any = getattr(type(model), "prepare_inputs_for_generation", None)
+    own = prepare is not None and prepare is not GenerationMixin.prepare_inputs_for_generation
     return RopeSwitch(min(known), recompute=own)

@@ -1,0 +1,76 @@
+"""The command ``outpace``: one file a command."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from typing import Annotated
+
+import typer
+
+from outpace._version import __version__
+from outpace.cli import check, generate, replay
+from outpace.errors import OutpaceError
+
+_HELP = """Lossless speculative decoding for any Hugging Face causal language model.
+
+The model's own tokens, sooner. To begin with: `outpace generate "Once upon a time" --model PATH-OR-HUB-ID`, and
+`outpace check --help` to convince yourself that nothing but the speed has changed.
+
+Anything that cannot work ends with one line on standard error and exit status 2.
+"""
+
+app = typer.Typer(
+    name="outpace",
+    help=_HELP,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+)
+
+
+@app.callback()
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")] = False,
+) -> None:
+    if version:
+        typer.echo(f"outpace {__version__}")
+        raise typer.Exit
+
+
+for _command in (generate, replay, check):
+    _command.register(app)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; turns errors into one line and an exit status.
+
+    Args:
+        argv: Arguments; those of the process by default.
+    """
+    arguments, debug = _take_debug(sys.argv[1:] if argv is None else argv)
+    try:
+        app(args=arguments, prog_name="outpace")
+    except OutpaceError as error:
+        if debug:
+            traceback.print_exc()
+        else:
+            print(f"outpace: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("outpace: interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has gone; keep Python from complaining when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:
+    """Arguments without ``--debug``, which may stand anywhere before ``--``, and whether it was there."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    kept = [argument for argument in arguments[:end] if argument != "--debug"]
+    return kept + arguments[end:], len(kept) < end
