@@ -21,16 +21,22 @@ _FADING = 0.995  # weight of a trial one step later: about 200 steps are remembe
 _PRIOR = 4.0  # trials that the pooled estimate counts for
 _SAMPLES = 9  # step times kept for each size
 _WARM_UP = 3  # plain steps before the first draft, so that there is something to compare with
-_STALE = 512  # verify steps after which an unmeasured size may be tried again
+_LONGEST_PATIENCE = 512  # drafted steps for which an estimate is trusted at the most
 _EDGES = np.array([1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024], np.int64)
 
 
 class StepTimes:
-    """Median seconds of a step by packed tokens, for one batch size class."""
+    """Seconds of a step by packed tokens, for one class of batch sizes.
+
+    Other work on the machine only ever makes a step slower, so a low quantile of the latest samples stands for a size. An
+    estimate that may be wrong must not keep a size from being tried for ever: it is forgotten after a while, which doubles
+    with every sample, and then the neighbours speak for it.
+    """
 
     def __init__(self) -> None:
         self._samples: list[list[float]] = [[] for _ in _EDGES]
-        self._seen = np.full(len(_EDGES), -1, np.int64)
+        self._seen = np.zeros(len(_EDGES), np.int64)
+        self._records = np.zeros(len(_EDGES), np.int64)
         self._sizes = np.zeros(len(_EDGES))
 
     def record(self, num_tokens: int, seconds: float, now: int) -> None:
@@ -40,34 +46,40 @@ class StepTimes:
         samples.append(seconds)
         if len(samples) > _SAMPLES:
             samples.pop(0)
+        self._sizes[slot] += (num_tokens - self._sizes[slot]) / min(self._records[slot] + 1, _SAMPLES)
         self._seen[slot] = now
-        self._sizes[slot] = num_tokens if len(samples) == 1 else 0.8 * self._sizes[slot] + 0.2 * num_tokens
+        self._records[slot] += 1
 
     def count(self, num_tokens: int) -> int:
         """Samples at this size."""
         return len(self._samples[_slot(num_tokens)])
 
-    def is_stale(self, num_tokens: int, now: int) -> bool:
-        """Whether this size was not measured lately."""
-        return bool(now - self._seen[_slot(num_tokens)] >= _STALE)
+    def curve(self, num_tokens: npt.NDArray[np.int64], now: int) -> npt.NDArray[np.float64]:
+        """Seconds at each size: linear between known sizes, never falling, beyond the largest as steep as before.
 
-    def curve(self, num_tokens: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """Seconds at each size: linear between measured sizes, never falling, beyond the largest as steep as before.
+        Args:
+            num_tokens: ``int64[n]``, the first of them a size that was measured (the plain step).
+            now: The number of the step.
 
-        Raises:
-            ValueError: Nothing was measured.
+        Returns:
+            ``float64[n]``.
         """
-        slots = [slot for slot, samples in enumerate(self._samples) if samples]
-        if not slots:
-            raise ValueError("no step was measured yet")
+        patience = np.minimum(_LONGEST_PATIENCE, 8 * 2 ** np.minimum(self._records, 16))
+        known = (self._records > 0) & (now - self._seen < patience)
+        known[_slot(int(num_tokens[0]))] = True
+        slots = np.flatnonzero(known)
         sizes = self._sizes[slots]
-        seconds = np.maximum.accumulate([float(np.median(self._samples[slot])) for slot in slots])
+        seconds = np.maximum.accumulate([self._low(int(slot)) for slot in slots])
         result = np.interp(num_tokens, sizes, seconds)
         beyond = num_tokens > sizes[-1]
         if beyond.any():
             slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1.0)
             result[beyond] += slope * (num_tokens[beyond] - sizes[-1])
         return np.asarray(result, np.float64)
+
+    def _low(self, slot: int) -> float:
+        samples = sorted(self._samples[slot])
+        return samples[(len(samples) - 1) // 4]
 
 
 class Guard:
@@ -79,7 +91,6 @@ class Guard:
         self._accepted = np.zeros((_NUM_ORIGINS, _DEPTH_CLASSES))
         self._draft_seconds = 0.0
         self._now = 0
-        self._off = 0
 
     def limit(self, trees: DraftTrees, num_pending: int) -> int:
         """Most nodes that the batch should verify.
@@ -95,23 +106,11 @@ class Guard:
         times = self._times_of(trees.batch_size)
         if times.count(num_pending) < _WARM_UP:
             return 0
-        expected = self.expected_gains(trees)
         sizes = num_pending + np.arange(num_nodes + 1, dtype=np.int64)
-        seconds = times.curve(sizes)
+        seconds = times.curve(sizes, self._now)
         seconds[1:] += self._draft_seconds
-        rates = (trees.batch_size + np.concatenate([[0.0], expected])) / seconds
-        best = int(np.argmax(rates))
-        if best == 0:
-            self._off += 1
-        else:
-            self._off = 0
-        if best < num_nodes:
-            # A size that was never measured, or long ago, may be cheaper than it looks: try it once.
-            following = min(num_nodes, _next_size(num_pending + best) - num_pending)
-            worth_it = expected[following - 1] > 0.3 * trees.batch_size
-            if worth_it and times.is_stale(num_pending + following, self._now):
-                return following
-        return best
+        gains = np.concatenate([[0.0], self.expected_gains(trees)])
+        return int(np.argmax((trees.batch_size + gains) / seconds))
 
     def expected_gains(self, trees: DraftTrees) -> npt.NDArray[np.float64]:
         """``float64[n]``: expected accepted nodes if the best 1, 2, ... n nodes of the batch are verified."""
@@ -167,12 +166,6 @@ class Guard:
 
 def _slot(num_tokens: int) -> int:
     return min(int(np.searchsorted(_EDGES, num_tokens)), len(_EDGES) - 1)
-
-
-def _next_size(num_tokens: int) -> int:
-    """The size in the middle of the class after this one's."""
-    slot = min(_slot(num_tokens) + 1, len(_EDGES) - 1)
-    return int(max(_EDGES[slot], num_tokens + 1))
 
 
 @numba.njit(cache=True, nogil=True)
