@@ -86,11 +86,19 @@ def distinct_ngrams(tokens: Sequence[int], n: int = 4) -> float:
     return len(set(ngrams)) / len(ngrams)
 
 
+# Where RoPE switches, Phi-3's `generate` before Transformers 5.21 drops its cache and then feeds the last token alone.
+GENERATE_LOSES_CONTEXT = tuple(int(part) for part in hf.__version__.split(".")[:2]) < (5, 21)
+
+
 def greedy(model: hf.PreTrainedModel, prompt: Sequence[int], new_tokens: int = NEW_TOKENS) -> list[int]:
     """The continuation of `prompt` that the model's own `generate` gives."""
     input_ids = torch.tensor([list(prompt)])  # [1, num_prompt_tokens]
     output = model.generate(
-        input_ids, attention_mask=torch.ones_like(input_ids), do_sample=False, max_new_tokens=new_tokens
+        input_ids,
+        attention_mask=torch.ones_like(input_ids),
+        do_sample=False,
+        max_new_tokens=new_tokens,
+        use_cache=not (GENERATE_LOSES_CONTEXT and model.config.model_type == "phi3"),
     )
     return output[0, len(prompt) :].tolist()
 
@@ -112,7 +120,9 @@ def build(name: str, **changes: object) -> hf.PreTrainedModel:
     config = family.config()
     config.update(changes)
     with torch.random.fork_rng(devices=[]):  # the constructor draws weights that are then drawn again
-        model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        # Transformers before 5.21 offers Gemma 2 sdpa, which leaves its soft cap out.
+        attention = {"attn_implementation": "eager"} if config.model_type == "gemma2" else {}
+        model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention)
     initialise(model, family.init, family.seed)
     return model.eval()
 
