@@ -43,6 +43,8 @@ class StepTimes:
         """Take note of one step."""
         slot = _slot(num_tokens)
         samples = self._samples[slot]
+        if not self._trusted(now)[slot]:
+            samples.clear()  # what is measured anew must not be outvoted by what was forgotten
         samples.append(seconds)
         if len(samples) > _SAMPLES:
             samples.pop(0)
@@ -50,9 +52,10 @@ class StepTimes:
         self._seen[slot] = now
         self._records[slot] += 1
 
-    def count(self, num_tokens: int) -> int:
-        """Samples at this size."""
-        return len(self._samples[_slot(num_tokens)])
+    def needs_plain_step(self, num_tokens: int, now: int) -> bool:
+        """Whether a step of this size, the plain one, has to be measured (again) before others are compared with it."""
+        slot = _slot(num_tokens)
+        return bool(self._records[slot] < _WARM_UP or not self._trusted(now)[slot])
 
     def curve(self, num_tokens: npt.NDArray[np.int64], now: int) -> npt.NDArray[np.float64]:
         """Seconds at each size: linear between known sizes, never falling, beyond the largest as steep as before.
@@ -64,8 +67,7 @@ class StepTimes:
         Returns:
             ``float64[n]``.
         """
-        patience = np.minimum(_LONGEST_PATIENCE, 8 * 2 ** np.minimum(self._records, 16))
-        known = (self._records > 0) & (now - self._seen < patience)
+        known = self._trusted(now)
         known[_slot(int(num_tokens[0]))] = True
         slots = np.flatnonzero(known)
         sizes = self._sizes[slots]
@@ -76,6 +78,12 @@ class StepTimes:
             slope = (seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1.0)
             result[beyond] += slope * (num_tokens[beyond] - sizes[-1])
         return np.asarray(result, np.float64)
+
+    def _trusted(self, now: int) -> BoolArray:
+        """``bool[classes]``: sizes whose estimate is not forgotten."""
+        patience = np.minimum(_LONGEST_PATIENCE, 8 * 2 ** np.minimum(self._records, 16))
+        trusted: BoolArray = (self._records > 0) & (now - self._seen < patience)
+        return trusted
 
     def _low(self, slot: int) -> float:
         samples = sorted(self._samples[slot])
@@ -104,11 +112,11 @@ class Guard:
         if num_nodes == 0:
             return 0
         times = self._times_of(trees.batch_size)
-        if times.count(num_pending) < _WARM_UP:
+        if times.needs_plain_step(num_pending, self._now):
             return 0
         sizes = num_pending + np.arange(num_nodes + 1, dtype=np.int64)
-        seconds = times.curve(sizes, self._now)
-        seconds[1:] += self._draft_seconds
+        # Drafting is paid for already, also where everything is cut.
+        seconds = times.curve(sizes, self._now) + self._draft_seconds
         gains = np.concatenate([[0.0], self.expected_gains(trees)])
         return int(np.argmax((trees.batch_size + gains) / seconds))
 
