@@ -15,7 +15,6 @@ import bisect
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 
 from outpace.errors import ArenaFullError, LifecycleError
@@ -109,12 +108,13 @@ class KVArena:
         return self._views[index]
 
     def _resize(self, rows: int) -> None:
+        grown: list[dict[LayerKV, torch.Tensor]] = [{}, {}]  # put in place when all are there: half of them is no arena
         for layer, members in self._groups.items():
             shapes = (
                 (len(members), rows, layer.key_heads, layer.key_dim),
                 (len(members), rows, layer.value_heads, layer.value_dim),
             )
-            for store, shape in zip((self._keys, self._values), shapes, strict=True):
+            for store, new_store, shape in zip((self._keys, self._values), grown, shapes, strict=True):
                 try:
                     new = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
                 except (RuntimeError, MemoryError) as error:
@@ -123,7 +123,8 @@ class KVArena:
                     ) from error
                 if layer in store:
                     new[:, : self.capacity] = store[layer]
-                store[layer] = new
+                new_store[layer] = new
+        self._keys, self._values = grown
         views: list[tuple[torch.Tensor, torch.Tensor]] = [None] * len(self.layers)  # type: ignore[list-item]
         for layer, members in self._groups.items():
             for place, index in enumerate(members):
@@ -189,8 +190,11 @@ class KVArena:
 
         Raises:
             ArenaFullError: Even after compaction and growth there is no room; no content has changed.
+            LifecycleError: The sequence is not open, or nothing is to be written.
         """
         entry = self._entry(key)
+        if new_rows < 1:
+            raise LifecycleError(f"sequence {key}: expected at least one new row, found {new_rows}")
         own = entry.own
         length = own.length if own else 0
         needed = length + new_rows
@@ -202,7 +206,7 @@ class KVArena:
     def write_start(self, key: int) -> int:
         """The row for the first new token of a prepared sequence."""
         own = self._entry(key).own
-        if own is None:
+        if own is None or not own.promised:
             raise LifecycleError(f"sequence {key} was not prepared")
         return own.start + own.length
 
@@ -219,26 +223,30 @@ class KVArena:
             keys: The sequences of the step.
             num_pending: Pending tokens that the step wrote for each.
             verdicts: Accepted paths, or None if nothing was verified.
+
+        Raises:
+            LifecycleError: A sequence is not open, or keeps rows that were not prepared; nothing is committed then.
         """
         source: list[int] = []
         target: list[int] = []
+        kept: list[tuple[_Run, int]] = []
         for b, key in enumerate(keys):
             own = self._entry(key).own
             if own is None:
                 raise LifecycleError(f"sequence {key} has no extent to commit to")
-            base = own.start + own.length + int(num_pending[b])
-            accepted = 0
-            if verdicts is not None:
-                for place, node in enumerate(verdicts.path_of(b).tolist()):
-                    accepted += 1
-                    if node != place:
-                        source.append(base + node)
-                        target.append(base + place)
-            if int(num_pending[b]) + accepted > own.promised:
-                raise LifecycleError(
-                    f"sequence {key}: {own.promised} rows were prepared, {num_pending[b]} + {accepted} kept"
-                )
-            own.length += int(num_pending[b]) + accepted
+            path = [] if verdicts is None else verdicts.path_of(b).tolist()
+            pending = int(num_pending[b])
+            written = pending + max(path, default=-1) + 1
+            if written > own.promised:
+                raise LifecycleError(f"sequence {key}: {own.promised} rows were prepared, {written} are needed")
+            base = own.start + own.length + pending
+            for place, node in enumerate(path):
+                if node != place:
+                    source.append(base + node)
+                    target.append(base + place)
+            kept.append((own, pending + len(path)))
+        for own, rows in kept:
+            own.length += rows
             own.promised = 0
         self._move_rows(source, target)
 
@@ -279,16 +287,19 @@ class KVArena:
             raise LifecycleError(f"sequence {key} is not open in the arena") from None
 
     def _relocate(self, entry: _Entry, needed: int, wanted: int) -> None:
+        """Give an entry an extent of at least ``needed`` rows: where it is, in a gap, or by moving everybody."""
         own = entry.own
         if own is not None and self._grow_in_place(own, needed, wanted):
             return
-        start, capacity = self._find_room(needed, wanted)
-        own = entry.own  # compaction may have taken an empty one away
-        if own is not None and own.length:
-            self._move_rows(range(own.start, own.start + own.length), range(start, start + own.length))
-            self.num_relocations += 1
-        new = _Run(start, capacity, own.length if own else 0)
+        gap = self._find_gap(needed, wanted)
+        if gap is None:
+            self._make_room(entry, needed, wanted)
+            return
+        new = _Run(*gap, own.length if own else 0)
         if own is not None:
+            if own.length:
+                self._move_rows(range(own.start, own.start + own.length), range(new.start, new.start + own.length))
+                self.num_relocations += 1
             self._runs.remove(own)
         bisect.insort(self._runs, new, key=lambda run: run.start)
         entry.own = new
@@ -302,8 +313,8 @@ class KVArena:
         own.capacity = min(room, wanted)
         return True
 
-    def _find_room(self, needed: int, wanted: int) -> tuple[int, int]:
-        """A gap with at least ``needed`` rows: as it is, then by growth, then by compaction."""
+    def _find_gap(self, needed: int, wanted: int) -> tuple[int, int] | None:
+        """A gap with at least ``needed`` rows, as it is or by growth."""
         gap = self._best_gap(needed, wanted)
         if gap is None and self.capacity < self.max_rows:
             tail = self.capacity - (self._runs[-1].start + self._runs[-1].capacity if self._runs else 0)
@@ -311,14 +322,22 @@ class KVArena:
             if min(target, self.max_rows) - (self.capacity - tail) >= needed:
                 self._resize(min(target, self.max_rows))
                 gap = self._best_gap(needed, wanted)
-        if gap is None and self.num_available >= needed:
-            if self.capacity < self.max_rows:
-                self._resize(self.max_rows)
-            self.compact()
-            gap = self._best_gap(needed, wanted)
-        if gap is None:
-            raise ArenaFullError(needed, self.num_available, self.max_rows, self.row_bytes, _ADVICE)
         return gap
+
+    def _make_room(self, entry: _Entry, needed: int, wanted: int) -> None:
+        """Compact, and widen the entry's extent where it stands: a gap beside it would have to hold all of it again."""
+        own = entry.own
+        length = own.length if own else 0
+        room = self.max_rows - sum(run.held for run in self._runs if run is not own)
+        if needed > room:
+            raise ArenaFullError(needed - length, room - length, self.max_rows, self.row_bytes, _ADVICE)
+        if self.capacity < self.max_rows:
+            self._resize(self.max_rows)
+        if own is None:
+            own = entry.own = _Run(self.capacity, 0, 0)
+            self._runs.append(own)
+        # Half of what is left beyond the need, since others will ask next.
+        self._compact(own, needed + (min(wanted, room) - needed) // 2)
 
     def _best_gap(self, needed: int, wanted: int) -> tuple[int, int] | None:
         """The smallest gap that fits the wish, else the largest that fits the need."""
@@ -337,6 +356,9 @@ class KVArena:
 
     def compact(self) -> None:
         """Slide all runs together, each with just the rows that it uses."""
+        self._compact(None, 0)
+
+    def _compact(self, widened: _Run | None, capacity: int) -> None:
         source: list[int] = []
         target: list[int] = []
         position = 0
@@ -344,8 +366,8 @@ class KVArena:
             if run.start != position:
                 source.extend(range(run.start, run.start + run.length))
                 target.extend(range(position, position + run.length))
-            run.start, run.capacity = position, run.held
-            position += run.held
+            run.start, run.capacity = position, capacity if run is widened else run.held
+            position += run.capacity
         self._move_rows(source, target)
         self.num_compactions += 1
         for entry in self._entries.values():
@@ -375,33 +397,3 @@ class KVArena:
             assert found == run.references, f"run at {run.start}: {run.references} references, {found} referrers"
         for layer in self._groups:
             assert self._keys[layer].shape[1] == self._values[layer].shape[1] == self.capacity
-
-
-def available_rows(layers: SequenceOf[LayerKV], share: float = 0.5) -> int:
-    """Rows that fit into ``share`` of the memory that is free now on the scarcest device."""
-    bytes_on: dict[torch.device, int] = {}
-    for layer in layers:
-        bytes_on[layer.device] = bytes_on.get(layer.device, 0) + layer.row_bytes
-    rows = [int(free_memory(device) * share) // per_row for device, per_row in bytes_on.items()]
-    return max(1, min(rows, default=1))
-
-
-def free_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on ``device``."""
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free) + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        with open("/proc/meminfo") as file:
-            for line in file:
-                if line.startswith("MemAvailable:"):
-                    return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 4 * 2**30  # unknown (macOS, Windows): modest, and `kv_tokens` overrides it
-
-
-def audit_rows(arena: KVArena, key: int) -> np.ndarray:
-    """Arena rows of a sequence in order, ``int64[cached]``."""
-    parts = [np.arange(start, start + length, dtype=np.int64) for start, length in arena.segments(key)]
-    return np.concatenate(parts) if parts else np.empty(0, np.int64)
