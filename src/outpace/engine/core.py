@@ -11,7 +11,7 @@ import torch
 from outpace.config import EngineConfig
 from outpace.draft import Drafter, Signals
 from outpace.engine import step as parts
-from outpace.engine.output import EngineFigures, Figures, Progress
+from outpace.engine.output import EngineFigures, Figures, Output, Progress
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Batch, Scheduler
 from outpace.errors import ArenaFullError, ModelError
@@ -102,8 +102,8 @@ class EngineCore:
                 sequence = request.sequence
                 self.drafter.open(sequence.key, sequence.tokens.copy(), sequence.namespace)
                 request.drafting = True
-        trees = parts.draft(batch, self.drafter, depth_limits, self.config.max_nodes)
-        return trees.validate(self.target.vocab_size) if self.config.debug else trees
+        vocab_size = self.target.vocab_size if self.config.debug else None
+        return parts.draft(batch, self.drafter, depth_limits, self.config.max_nodes, vocab_size)
 
     def _reduce(self, batch: Batch, drafted: DraftTrees, depth_limits: Int32Array) -> DraftTrees:
         if drafted.num_nodes == 0:
@@ -214,6 +214,12 @@ class EngineCore:
             running[0].fail(error)
             self.retire(running[0])
 
+    @staticmethod
+    def _unmade(request: Request, index: int) -> Output:
+        """The output of a sample that was still to be made: nothing was done for it alone."""
+        seed = None if request.params.greedy else request.chooser.seed + index
+        return dataclasses.replace(request.output(), sample_index=index, seed=seed, figures=Figures())
+
     def retire(self, request: Request, tokens: SequenceOf[int] = (), origins: SequenceOf[int] = ()) -> None:
         """Free what a finished request holds, and deliver its output (one for each sample that was never made)."""
         self.scheduler.remove(request)
@@ -222,7 +228,7 @@ class EngineCore:
             self.drafter.close(request.sequence.key)
         text = request.text.finish()
         for index in range(request.sample_index, request.sample_index + request.num_samples):
-            output = dataclasses.replace(request.output(), sample_index=index)
+            output = request.output() if index == request.sample_index else self._unmade(request, index)
             self._total += output.figures
             self._finished[output.finish_reason] = self._finished.get(output.finish_reason, 0) + 1
             self.undelivered.append(

@@ -29,8 +29,6 @@ from outpace.model import KVArena, load_model, load_tokenizer, probe
 from outpace.sequence import Sequence
 from outpace.verify import Chooser
 
-_INITIAL_ROWS = 4096
-
 
 class Engine:
     """Generates with speculation on any Hugging Face causal model, without changing what it generates.
@@ -269,13 +267,16 @@ class Engine:
         that might turn out to begin a stop string.
 
         Raises:
-            OutpaceError: What went wrong with the request, after what it generated was yielded.
+            OutpaceError: What went wrong with the request, after everything that it generated was yielded.
         """
         request_id = self.submit(prompt, params, namespace=namespace, stream=True)
+        error: OutpaceError | None = None
         for progress in self._drain({request_id}):
             yield progress
-            if progress.output is not None and progress.output.error is not None:
-                raise progress.output.error
+            if progress.output is not None:
+                error = error or progress.output.error
+        if error is not None:
+            raise error
 
     def _drain(self, ids: set[str]) -> Iterator[Progress]:
         """Run steps until these requests have finished; others' progress is kept for whoever calls `step` next."""

@@ -23,8 +23,8 @@ def as_list(prompts: Prompt | SequenceOf[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str):
         return [prompts]
     if isinstance(prompts, np.ndarray | torch.Tensor):
-        return [prompts] if prompts.ndim == 1 else list(prompts)
-    if len(prompts) and isinstance(prompts[0], int | np.integer | Mapping):
+        return list(prompts) if prompts.ndim == 2 else [prompts]
+    if not isinstance(prompts, SequenceOf) or (len(prompts) and isinstance(prompts[0], int | np.integer | Mapping)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 
@@ -45,6 +45,8 @@ def to_token_ids(
         ConfigError: A tokenizer or a chat template is needed and there is none.
     """
     ids: Any = prompt
+    if not isinstance(prompt, SequenceOf | np.ndarray | torch.Tensor) or isinstance(prompt, bytes):
+        raise PromptError(_unknown_form(prompt))
     if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
         if tokenizer is None:
             raise ConfigError(
@@ -58,13 +60,14 @@ def to_token_ids(
     if array.size == 0:
         raise PromptError("the prompt is empty: expected at least one token (a BOS token, for instance)")
     if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
-        raise PromptError(
-            f"a prompt must be text, a list of messages or a flat list of token ids, found {type(prompt).__name__} "
-            f"of shape {list(array.shape)} and dtype {array.dtype}"
-        )
+        raise PromptError(f"{_unknown_form(prompt)} of shape {list(array.shape)} and dtype {array.dtype}")
     if array.min() < 0 or array.max() >= vocab_size:
         raise PromptError(f"token ids must be from 0 to {vocab_size - 1}, found {array.min()} to {array.max()}")
     return array.astype(np.int32)
+
+
+def _unknown_form(prompt: object) -> str:
+    return f"a prompt must be text, a list of messages or a flat list of token ids, found {type(prompt).__name__}"
 
 
 def _encode_text(prompt: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:

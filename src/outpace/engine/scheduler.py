@@ -96,7 +96,8 @@ class Scheduler:
             outstanding = sum(len(r.sequence.pending) + 64 for r in self.running)
             needed = self.waiting[0].sequence.num_tokens + 1
             if self.running and (
-                unborn + len(self.running) >= self._max_batch_size or outstanding + needed > self._arena.num_available
+                unborn + len(self.running) + self.waiting[0].num_samples > self._max_batch_size
+                or outstanding + needed > self._arena.num_available
             ):
                 return
             request = self.waiting.popleft()

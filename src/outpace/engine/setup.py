@@ -54,13 +54,17 @@ def params_for(params: SamplingParams | SequenceOf[SamplingParams] | None, count
     """One `SamplingParams` for each of ``count`` prompts.
 
     Raises:
-        ConfigError: Several were given, but not as many as prompts.
+        ConfigError: Several were given, but not as many as prompts; or something else was given.
     """
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ConfigError(f"expected one SamplingParams for each of {count} prompts, found {len(params)}")
-    return list(params)
+    each: list[Any] = list(params) if isinstance(params, list | tuple) else [params]
+    other = next((own for own in each if not isinstance(own, SamplingParams)), None)
+    if other is not None:
+        raise ConfigError(f"params must be SamplingParams, or a list of them, found {type(other).__name__}")
+    if len(each) != count:
+        raise ConfigError(f"expected one SamplingParams for each of {count} prompts, found {len(each)}")
+    return each
 
 
 def failed_output(index: int, error: OutpaceError) -> Output:

@@ -10,7 +10,7 @@ import torch
 from outpace.draft.base import Drafter, Signals
 from outpace.engine.request import Request, keys_of
 from outpace.engine.scheduler import Batch
-from outpace.errors import ArenaFullError
+from outpace.errors import ArenaFullError, DrafterError
 from outpace.model import KVArena, StepPlan, pack
 from outpace.model.rope import RopeSwitch
 from outpace.tree import DraftTrees, Int32Array, Verdicts
@@ -31,13 +31,32 @@ def depth_limits(batch: Batch, switch: RopeSwitch | None) -> Int32Array:
     return limits
 
 
-def draft(batch: Batch, drafter: Drafter, limits: Int32Array, max_nodes: int) -> DraftTrees:
-    """One tree for each request of the batch; empty ones where the limit is 0."""
+def draft(
+    batch: Batch, drafter: Drafter, limits: Int32Array, max_nodes: int, vocab_size: int | None = None
+) -> DraftTrees:
+    """One tree for each request of the batch; empty ones where the limit is 0.
+
+    Args:
+        batch: Who takes part.
+        drafter: Proposes.
+        limits: Of `depth_limits`.
+        max_nodes: Most nodes of a tree.
+        vocab_size: If given, every tree is checked.
+
+    Raises:
+        DrafterError: The drafter proposed something malformed.
+    """
     chosen = np.flatnonzero(limits)
     if len(chosen) == 0:
         return DraftTrees.empty(len(batch.requests))
     keys = [batch.requests[b].sequence.key for b in chosen]
     proposed = drafter.propose(keys, np.full(len(keys), max_nodes, np.int32))
+    if vocab_size is not None:
+        proposed.validate(vocab_size)
+    if proposed.batch_size != len(keys):
+        raise DrafterError(
+            f"{drafter.name}: expected one tree for each of {len(keys)} sequences, found {proposed.batch_size}"
+        )
     if len(chosen) == len(batch.requests):
         return proposed
     sizes = np.zeros(len(batch.requests), np.int32)

@@ -8,7 +8,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 _BROKEN = "\ufffd"  # what a tokenizer decodes an unfinished character to
-_LONGEST_CHARACTER = 8  # tokens; a longer run without a whole character is no character at all
+_UNFINISHED = 3  # tokens that an unfinished character can take at the most: one for each of its bytes
+_LONGEST_WAIT = 8  # tokens; a longer run without a whole character is no character at all
 
 
 class TextStream:
@@ -93,24 +94,25 @@ class TextStream:
         # A token's text may depend on the token before it (spaces), so decode from a little earlier and take the difference.
         before = self._to_text(self._ids[self._prefix : self._read])
         after = self._to_text(self._ids[self._prefix :])
-        unfinished = after.endswith(_BROKEN) and len(self._ids) - self._read < _LONGEST_CHARACTER
-        if unfinished and not final:
-            whole = self._whole_prefix(before)
-            if whole is None:
+        read = len(self._ids)
+        if after.endswith(_BROKEN) and not final:
+            settled = self._settled(before, after)
+            if settled is None:
                 return
-            after, read = whole
-        else:
-            read = len(self._ids)
+            after, read = settled
         self._release(after[len(before) :])
         self._prefix, self._read = self._read, read
 
-    def _whole_prefix(self, before: str) -> tuple[str, int] | None:
-        """Text and end of the longest run of unread tokens that ends with a whole character."""
+    def _settled(self, before: str, after: str) -> tuple[str, int] | None:
+        """Text and end of the longest run of unread tokens whose text cannot change any more, or None."""
         for end in range(len(self._ids) - 1, self._read, -1):
             text = self._to_text(self._ids[self._prefix : end])
             if not text.endswith(_BROKEN) and len(text) > len(before):
                 return text, end
-        return None
+        # No whole character at all: bytes that are none, but for the last ones, which may begin one.
+        end = len(self._ids) - _UNFINISHED
+        text = self._to_text(self._ids[self._prefix : end])
+        return (text, end) if end - self._read >= _LONGEST_WAIT - _UNFINISHED and after.startswith(text) else None
 
     def _to_text(self, ids: list[int]) -> str:
         if not ids:
