@@ -328,6 +328,20 @@ def _deepseek_v3() -> hf.PreTrainedConfig:
     return hf.DeepseekV3Config(**_sizes(num_key_value_heads=4, **latent, **experts))
 
 
+def _llama4(**changes: object) -> hf.PreTrainedConfig:
+    return hf.Llama4TextConfig(
+        **_sizes(
+            num_hidden_layers=4,  # the fourth attends to everything, without RoPE; the others within a chunk
+            head_dim=16,
+            attention_chunk_size=WINDOW,
+            intermediate_size=48,
+            intermediate_size_mlp=128,
+            num_local_experts=4,
+            **{"attn_temperature_tuning": False, **changes},
+        )
+    )
+
+
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
@@ -352,6 +366,7 @@ FAMILIES: dict[str, Family] = {
         Family("starcoder2-window", functools.partial(_starcoder2, WINDOW), notes="the same, a window in every layer"),
         Family("gpt-oss", _gpt_oss, notes="attention sinks; alternating window; routed experts; eager attention only"),
         Family("deepseek-v3", _deepseek_v3, notes="latent attention: keys 32 wide, values 24; shared expert"),
+        Family("llama4", _llama4, notes="chunks in three layers of four, no RoPE in the fourth; routed experts"),
     )
 }
 
@@ -405,17 +420,8 @@ def _qwen3_next() -> hf.PreTrainedConfig:
     )
 
 
-def _llama4() -> hf.PreTrainedConfig:
-    return hf.Llama4TextConfig(
-        **_sizes(
-            num_hidden_layers=4,  # the fourth attends to everything, the others within a chunk
-            head_dim=16,
-            attention_chunk_size=WINDOW,
-            intermediate_size=48,
-            intermediate_size_mlp=128,
-            num_local_experts=4,
-        )
-    )
+def _llama4_tuned() -> hf.PreTrainedConfig:
+    return _llama4(attn_temperature_tuning=True)
 
 
 def _t5() -> hf.PreTrainedConfig:
@@ -458,7 +464,7 @@ REFUSED: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "mpt": functools.partial(_unsupported, _mpt),
     "gptj": functools.partial(_unsupported, _gptj),
     "qwen3-next": functools.partial(_unsupported, _qwen3_next),
-    "llama4": functools.partial(_unsupported, _llama4),
+    "llama4-tuned": functools.partial(_unsupported, _llama4_tuned),
     "t5": functools.partial(_unsupported, _t5, hf.AutoModelForSeq2SeqLM),
     "bart": functools.partial(_unsupported, _bart, hf.AutoModelForSeq2SeqLM),
 }

@@ -52,6 +52,7 @@ class MaskSpec:
 
 
 FULL = MaskSpec("full")
+_FAR = 2**30  # beyond any window: one whose size we were not told shows here
 
 
 def classify(mask_function: MaskFunction, size: int | None) -> MaskSpec:
@@ -68,9 +69,8 @@ def classify(mask_function: MaskFunction, size: int | None) -> MaskSpec:
     if size is not None:
         candidates += [MaskSpec("window", size), MaskSpec("chunk", size)]
     step = size or 16
-    points = sorted(
-        {p for k in range(4) for p in (k * step - 1, k * step, k * step + 1, k * step + step // 2) if p >= 0}
-    )
+    near = {p for k in range(4) for p in (k * step - 1, k * step, k * step + 1, k * step + step // 2) if p >= 0}
+    points = [*sorted(near), _FAR]
     query = torch.tensor(points)[:, None]
     key = torch.tensor(points)[None, :]
     found = torch.as_tensor(mask_function(torch.tensor(0), torch.tensor(0), query, key)).expand(

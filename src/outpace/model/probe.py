@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outpace.errors import ModelError, OutpaceError, UnsupportedModelError
+from outpace.errors import ModelError, UnsupportedModelError
 from outpace.model.arena import KVArena, LayerKV
 from outpace.model.attention import AttentionOptions, attend_reference, attention_configs, register, selected
 from outpace.model.masks import MaskSpec
@@ -76,7 +76,8 @@ def probe(model: torch.nn.Module, *, backend: str = "torch", context_length: int
     with _shrunk_windows(configs):
         small = [call.mask for call in _discover(base, configs, device, texts[0], name, config)]
         target = Target(**fields, masks=small, probe_difference=0.0)
-        difference = _check_parity(target, texts, name)
+        with _refusing(name, "a packed pass"):
+            difference = _check_parity(target, texts, name)
     logger.debug("%s: %d attention layers, probe difference %.2e", name, len(found), difference)
     return Target(**fields, masks=[call.mask for call in found], probe_difference=difference)
 
@@ -125,6 +126,13 @@ def _check_flags(model: PreTrainedModel, name: str) -> None:
         raise UnsupportedModelError(
             f"{name} does not use Transformers' attention interface (_supports_attention_backend is not set): it would "
             "ignore the packed attention and mix sequences up"
+        )
+    if getattr(config.get_text_config(decoder=True), "attn_temperature_tuning", False):  # Llama 4
+        # No short text shows it: the factor stays 1 for the first `floor_scale` (8192) tokens.
+        raise UnsupportedModelError(
+            f"{name} scales queries by the token's place in the row instead of its position (attn_temperature_tuning), which "
+            "is wrong behind another sequence; load it with attn_temperature_tuning=False if every text is shorter than its "
+            f"floor_scale ({getattr(config.get_text_config(decoder=True), 'floor_scale', 'unknown')} tokens)"
         )
     head: Any = getattr(model, "get_output_embeddings", lambda: None)
     if head() is None:
@@ -191,12 +199,8 @@ def _discover(
     tokens = text.astype(np.int64)
     positions = np.arange(len(tokens))
     ones = torch.ones((1, len(tokens)), dtype=torch.int64)
-    try:
+    with _refusing(name, "a pass through the attention interface"):
         packed_forward(model, configs, tokens, positions, recorder, ones, device, None)
-    except OutpaceError:
-        raise
-    except Exception as error:
-        raise UnsupportedModelError(f"{name}: a pass through the attention interface failed: {error}") from error
     distinct = len({id(call.module) for call in recorder.calls})
     expected = int(getattr(config, "num_hidden_layers", distinct))
     if not recorder.calls or distinct != len(recorder.calls) or distinct != expected:
@@ -205,6 +209,17 @@ def _discover(
             f"calls from {distinct} modules"
         )
     return recorder.calls
+
+
+@contextmanager
+def _refusing(name: str, what: str) -> Iterator[None]:
+    """Whatever a model does in our pass, it is a reason to refuse it by name."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"{name}: {what} failed: {error}") from error
 
 
 @contextmanager

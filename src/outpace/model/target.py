@@ -54,7 +54,7 @@ class Target:
     probe_difference: float
     backend: str = "torch"
     # A mask of four dimensions is handed on untouched by Transformers, so no mask is ever built for a packed pass.
-    _no_mask: torch.Tensor = field(default_factory=lambda: torch.empty((1, 1, 1, 1)))
+    _no_mask: torch.Tensor = field(default_factory=lambda: torch.zeros((1, 1, 1, 1)))
 
     def __post_init__(self) -> None:
         """Check the backend's name.
