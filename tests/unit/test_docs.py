@@ -1,0 +1,158 @@
+"""What README and docs show is run here: Python, `outpace` commands, links, and the generated reference."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+
+import checkpoints
+import outpace
+from outpace import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"(?<!!)\[[^\]]+\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the placeholders of the documentation stand for."""
+    folder = tmp_path_factory.mktemp("docs")
+    checkpoints.write_checkpoint(folder / "checkpoint")
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text('{"prompt": "Once upon a time"}\n{"prompt": "the ships, the ships, the ships"}\n')
+    traces = folder / "traces.jsonl"
+    rng = np.random.default_rng(0)
+    with traces.open("w") as file:
+        for category in ("qa", "summary"):
+            text = rng.integers(3, 20, 60).tolist() * 2
+            file.write(json.dumps({"prompt_ids": text[:40], "output_ids": text[40:], "category": category}) + "\n")
+    return {
+        "path/to/checkpoint": str(folder / "checkpoint"),
+        "prompts.jsonl": str(prompts),
+        "traces.jsonl": str(traces),
+    }
+
+
+def name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for found, code in FENCE.findall(page.read_text("utf-8")) if found == language]
+
+
+def filled(text: str, places: dict[str, str]) -> str:
+    for placeholder, path in places.items():
+        text = text.replace(placeholder, path)
+    return text
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Each distinct `outpace` command of the documentation, with the first page that shows it."""
+    seen = set()
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.splitlines():
+                if line.startswith("$ outpace ") and line not in seen:
+                    seen.add(line)
+                    yield name(page), line.removeprefix("$ outpace ")
+
+
+def test_console_blocks_hold_commands_alone() -> None:
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            assert all(line.startswith("$ ") for line in block.splitlines()), f"{name(page)}: {block}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")], ids=name)
+def test_python_runs(page: Path, places: dict[str, str]) -> None:
+    """The blocks of one page share a namespace, as a reader who follows it has them."""
+    space: dict[str, object] = {"__name__": "__docs__"}
+    text = page.read_text("utf-8")
+    for found in FENCE.finditer(text):
+        if found[1] == "python":
+            line = text.count("\n", 0, found.start(2))
+            source = "\n" * line + filled(found[2], places)  # so that a traceback names the page's own line
+            exec(compile(source, name(page), "exec"), space)
+
+
+@pytest.mark.parametrize(("page", "command"), list(commands()))
+def test_command_runs(
+    page: str, command: str, places: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    threads = torch.get_num_threads()
+    arguments = shlex.split(filled(command, places))
+    if "--max-tokens" in arguments:
+        place = arguments.index("--max-tokens") + 1
+        arguments[place] = str(min(int(arguments[place]), 12))
+    elif arguments[0] != "replay":
+        arguments += ["--max-tokens", "12"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main(arguments)
+    assert ended.value.code in (0, None), f"{page}: outpace {command}"
+    assert torch.get_num_threads() == threads
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as GitHub makes them."""
+    titles = HEADING.findall(FENCE.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_relative_links_resolve(page: Path) -> None:
+    for link in LINK.findall(FENCE.sub("", page.read_text("utf-8"))):
+        if "://" in link:
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name(page)}: {link}"
+        assert target.is_relative_to(ROOT), f"{name(page)}: {link} leads out of the repository"
+        assert not anchor or anchor in anchors(target), f"{name(page)}: {link}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    index = ROOT / "docs" / "index.md"
+    linked = {(index.parent / link).resolve() for link in LINK.findall(index.read_text("utf-8")) if "://" not in link}
+    missing = [name(page) for page in PAGES if page.is_relative_to(index.parent) and page not in {index, *linked}]
+    assert not missing
+
+
+def build_reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("build_reference", ROOT / "scripts" / "build_reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_reference_is_up_to_date() -> None:
+    for file, text in build_reference().pages().items():
+        committed = (ROOT / "docs" / "reference" / file).read_text("utf-8")
+        assert committed == text, f"docs/reference/{file} is old: run python scripts/build_reference.py"
+
+
+def test_changelog_has_the_version() -> None:
+    text = (ROOT / "CHANGELOG.md").read_text("utf-8")
+    released = re.sub(r"\.dev\d*$", "", outpace.__version__)
+    assert f"## [{released}]" in text or "## [Unreleased]" in text
+
+
+def test_placeholders_for_figures_are_in_known_pages() -> None:
+    """A release has none; until then they stay where readers expect figures."""
+    with_placeholder = {name(page) for page in PAGES if "TODO-FIGURE" in page.read_text("utf-8")}
+    assert with_placeholder <= {"README.md", "docs/results/replay.md"}
