@@ -178,8 +178,8 @@ def _check(console, tokenizer) -> int:
     _say(
         console,
         f"{result.identical} of {result.prompts} identical, {result.ties} ties, {result.divergences} divergences, "
-        f"{result.errors} errors. A tie is a place where both tokens' logits are closer to the best than twice the "
-        f"floating-point noise, which is {result.noise_floor:.1e} here.",
+        f"{result.errors} errors. A tie is a place where both tokens' logits are within twice the "
+        f"floating-point noise of the best; the noise is {result.noise_floor:.1e} here.",
     )
     _say(
         console,
