@@ -25,6 +25,7 @@ class Request:
         num_samples: Copies that are still to be made of it once the prompt is cached; 1 for none.
         streams: Whether text is released at every step.
         drafting: Whether the drafter knows it.
+        skips_draft: Whether its next step goes without a draft, because the last one gave no finite logits.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Request:
         self.num_samples = params.n
         self.streams = streams
         self.drafting = False
+        self.skips_draft = False
         self.figures = Figures()
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self._stop_ids = eos_ids | frozenset(params.stop_token_ids)

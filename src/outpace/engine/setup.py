@@ -59,9 +59,9 @@ def params_for(params: SamplingParams | SequenceOf[SamplingParams] | None, count
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     each: list[Any] = list(params) if isinstance(params, list | tuple) else [params]
-    other = next((own for own in each if not isinstance(own, SamplingParams)), None)
-    if other is not None:
-        raise ConfigError(f"params must be SamplingParams, or a list of them, found {type(other).__name__}")
+    others = {type(own).__name__ for own in each if not isinstance(own, SamplingParams)}
+    if others:
+        raise ConfigError(f"params must be SamplingParams, or a list of them, found {', '.join(sorted(others))}")
     if len(each) != count:
         raise ConfigError(f"expected one SamplingParams for each of {count} prompts, found {len(each)}")
     return each

@@ -10,7 +10,7 @@ import torch
 from outpace.draft.base import Drafter, Signals
 from outpace.engine.request import Request, keys_of
 from outpace.engine.scheduler import Batch
-from outpace.errors import ArenaFullError, DrafterError
+from outpace.errors import ArenaFullError, DrafterError, NonFiniteLogitsError
 from outpace.model import KVArena, StepPlan, pack
 from outpace.model.rope import RopeSwitch
 from outpace.tree import DraftTrees, Int32Array, Verdicts
@@ -22,7 +22,7 @@ def depth_limits(batch: Batch, switch: RopeSwitch | None) -> Int32Array:
     limits = np.zeros(len(batch.requests), np.int32)
     for b, request in enumerate(batch.requests):
         sequence = request.sequence
-        if not (batch.verifies[b] and sequence.num_output and request.params.speculate):
+        if not (batch.verifies[b] and sequence.num_output and request.params.speculate) or request.skips_draft:
             continue
         depth = request.tokens_left - 1
         if switch is not None and not switch.is_long(sequence.num_tokens):
@@ -139,6 +139,7 @@ def commit(
         arena: Keeps the rows.
     """
     verdicts = _for_all(batch, verification)
+    num_pending = plan.num_pending.copy()
     keep = np.zeros(len(batch.requests), np.int32)
     place = 0
     for b, request in enumerate(batch.requests):
@@ -146,7 +147,11 @@ def commit(
             continue
         assert verification is not None
         error = verification.errors[place]
-        if error is not None:
+        request.skips_draft = isinstance(error, NonFiniteLogitsError) and bool(trees.sizes[b])
+        if request.skips_draft:
+            # Masked keys have weight 0, and 0 * NaN is NaN: a wrong draft may have spoiled every row of the sequence.
+            num_pending[b] = 0
+        elif error is not None:
             request.fail(error)
         else:
             keep[b] = request.accept(verdicts.tokens_of(b))
@@ -156,10 +161,10 @@ def commit(
             request.chooser.commit(verdicts.tokens_of(b)[: keep[b]], verification.states[place])
         place += 1
     verdicts = truncate(verdicts, keep)
-    arena.commit(keys_of(batch.requests), plan.num_pending.tolist(), verdicts)
+    arena.commit(keys_of(batch.requests), num_pending.tolist(), verdicts)
     path_sizes = np.diff(verdicts.path_offsets)
     for b, request in enumerate(batch.requests):
-        request.sequence.num_cached += int(plan.num_pending[b]) + int(path_sizes[b])
+        request.sequence.num_cached += int(num_pending[b]) + int(path_sizes[b])
     return Committed(verdicts, _origins(trees, verdicts))
 
 

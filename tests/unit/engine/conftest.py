@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +37,20 @@ class Tiny:
         return OracleDrafter(accept, known, vocab_size=self.model.config.vocab_size, **options)
 
     def plain(self, prompt: list[int], params: SamplingParams) -> Output:
-        """The engine's own output, alone and without drafts."""
-        [output] = Engine(self.model, self.tokenizer, drafter=NoneDrafter(), kv_tokens=1024).generate(prompt, params)
-        return output
+        """The engine's own output, alone and without drafts; computed once."""
+        known = (tuple(prompt), repr(params))
+        if known not in _plain:
+            if not _plain_engine:
+                _plain_engine.append(Engine(self.model, self.tokenizer, drafter=NoneDrafter(), kv_tokens=1024))
+            [_plain[known]] = _plain_engine[0].generate(prompt, params)
+        return _plain[known]
+
+
+_plain: dict[tuple[tuple[int, ...], str], Output] = {}
+_plain_engine: list[Engine] = []
 
 
 def _longer(params: SamplingParams) -> SamplingParams:
-    import dataclasses
-
     return dataclasses.replace(params, max_tokens=(params.max_tokens or 0) + 16, stop=(), ignore_eos=True, n=1)
 
 
@@ -58,11 +64,3 @@ def _tiny() -> Tiny:
 @pytest.fixture(scope="session")
 def tiny() -> Tiny:
     return _tiny()
-
-
-@pytest.fixture
-def watch() -> Callable[[Engine], None]:
-    """Leaves the engine idle at the end of a test."""
-    from engine_support import assert_idle
-
-    return assert_idle
