@@ -35,8 +35,9 @@ logger = logging.getLogger(__name__)
 
 _SHRUNK = {"sliding_window": 5, "attention_chunk_size": 4}
 _LENGTHS = (13, 8)
-# Largest difference of logits, as a share of their spread, that rounding may explain.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
+# Largest difference of logits, as a share of their spread, that rounding may explain. Norms and rotary embeddings are
+# computed in float32 even in a float64 model.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 
 def probe(model: torch.nn.Module, *, backend: str = "torch", context_length: int | None = None) -> Target:
@@ -216,8 +217,10 @@ def _refusing(name: str, what: str) -> Iterator[None]:
     """Whatever a model does in our pass, it is a reason to refuse it by name."""
     try:
         yield
-    except ModelError:
-        raise
+    except ModelError as error:
+        if name in str(error):
+            raise
+        raise UnsupportedModelError(f"{name}: {error}") from error
     except Exception as error:
         raise UnsupportedModelError(f"{name}: {what} failed: {error}") from error
 
