@@ -47,7 +47,8 @@ def to_token_ids(
     ids: Any = prompt
     if not isinstance(prompt, SequenceOf | np.ndarray | torch.Tensor) or isinstance(prompt, bytes):
         raise PromptError(_unknown_form(prompt))
-    if isinstance(prompt, str) or (len(prompt) and isinstance(prompt[0], Mapping)):
+    is_array = isinstance(prompt, np.ndarray | torch.Tensor)
+    if isinstance(prompt, str) or (not is_array and len(prompt) and isinstance(prompt[0], Mapping)):
         if tokenizer is None:
             raise ConfigError(
                 f"a text prompt needs a tokenizer, and there is none{why_no_tokenizer}; pass tokenizer=..., or token ids"
