@@ -44,10 +44,14 @@ class LoadOptions:
         """Check names.
 
         Raises:
-            ConfigError: An unknown dtype, or ``device`` together with ``device_map``.
+            ConfigError: An unknown dtype or device, or ``device`` together with ``device_map``.
         """
-        if isinstance(self.dtype, str) and self.dtype != "auto" and self.dtype not in DTYPES:
-            raise UnknownNameError("dtype", self.dtype, ["auto", *DTYPES])
+        dtype: object = self.dtype
+        if isinstance(dtype, str):
+            if dtype != "auto" and dtype not in DTYPES:
+                raise UnknownNameError("dtype", dtype, ["auto", *DTYPES])
+        elif not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+            raise ConfigError(f"dtype must be a name or a floating-point torch.dtype, found {dtype}")
         if self.device_map is not None and self.device != "auto":
             raise ConfigError("give either device or device_map, not both")
         if isinstance(self.device, str) and self.device != "auto":
@@ -155,17 +159,29 @@ def _check_folder(path: str) -> None:
         return
     if not (folder / "config.json").is_file():
         raise CheckpointError(f"{path!r} has no config.json{_close_folders(folder / 'x')}")
-    for index in folder.glob("*.index.json"):
-        try:
-            names = set(json.loads(index.read_text())["weight_map"].values())
-        except (ValueError, KeyError, OSError) as error:
-            raise CheckpointError(f"{index} is not a weight index: {error}") from error
-        missing = sorted(name for name in names if not (folder / name).is_file())
-        if missing:
-            raise CheckpointError(
-                f"{path!r} lacks {len(missing)} of {len(names)} weight files named in {index.name}: {', '.join(missing[:5])}; "
-                "download the checkpoint again"
-            )
+    index = _weight_index(folder)
+    if index is None:
+        return
+    try:
+        names = {str(name) for name in json.loads(index.read_bytes())["weight_map"].values()}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError) as error:
+        raise CheckpointError(f"{index} is not a weight index: {_first_line(error)}") from error
+    missing = sorted(name for name in names if not (folder / name).is_file())
+    if missing:
+        raise CheckpointError(
+            f"{path!r} lacks {len(missing)} of {len(names)} weight files named in {index.name}: {', '.join(missing[:5])}; "
+            "download the checkpoint again"
+        )
+
+
+def _weight_index(folder: Path) -> Path | None:
+    """The index of weight files that Transformers will follow; other formats may lie beside it with files missing."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / name).is_file():
+            return None
+        if (folder / f"{name}.index.json").is_file():
+            return folder / f"{name}.index.json"
+    return None
 
 
 def _close_folders(folder: Path) -> str:
