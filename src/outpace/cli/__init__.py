@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -31,15 +31,24 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")] = False,
-) -> None:
-    if version:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"outpace {__version__}")
         raise typer.Exit
 
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_show_version)
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks (works anywhere on the line).")] = False,
+) -> None:
+    pass
+
+
+# The root of click's errors: of click itself, or of the copy of it that newer versions of typer carry.
+_ClickError: Any = typer.BadParameter.__mro__[2]
 
 for _command in (generate, replay, check):
     _command.register(app)
@@ -53,20 +62,34 @@ def main(argv: list[str] | None = None) -> None:
     """
     arguments, debug = _take_debug(sys.argv[1:] if argv is None else argv)
     try:
-        app(args=arguments, prog_name="outpace")
-    except OutpaceError as error:
-        if debug:
-            traceback.print_exc()
-        else:
-            print(f"outpace: {error}", file=sys.stderr)
+        status = app(args=arguments, prog_name="outpace", standalone_mode=False)
+    except _ClickError as error:
+        message = error.format_message()
+        if type(error).__name__ != "NoArgsIsHelpError":
+            _report(error, message, debug)
+        elif message.strip():
+            print(message)  # the help, unless it was printed already
         sys.exit(2)
-    except KeyboardInterrupt:
+    except OutpaceError as error:
+        _report(error, str(error), debug)
+        sys.exit(2)
+    except (KeyboardInterrupt, typer.Abort):
         print("outpace: interrupted", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         # Whoever read our output has gone; keep Python from complaining when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(141)
+    if status:
+        sys.exit(status)
+
+
+def _report(error: Exception, message: str, debug: bool) -> None:
+    """One line on standard error, or the traceback."""
+    if debug:
+        traceback.print_exception(error)
+    else:
+        print(f"outpace: {' '.join(message.split())}", file=sys.stderr)
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:

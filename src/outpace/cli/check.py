@@ -21,6 +21,7 @@ from outpace.cli.common import (
     ModelOption,
     ThreadsOption,
     TrustOption,
+    check_writable,
     err_console,
     load_options,
     quiet_libraries,
@@ -71,6 +72,7 @@ def check_command(
     if against not in ("transformers", "none"):
         raise UnknownNameError("reference", against, ["transformers", "none"])
     reference: Reference = "none" if against == "none" else "transformers"
+    check_writable(json_path)
     options = load_options(dtype, device, adapter, trust_remote_code)
     listed: list[Any] = list(read_prompts(prompts, limit))
     if chat:

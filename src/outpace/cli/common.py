@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,7 +50,7 @@ MaxNodesOption = Annotated[
 
 def err_console() -> Console:
     """A console on standard error, for figures and progress."""
-    return Console(stderr=True, highlight=False)
+    return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def load_options(dtype: str, device: str, adapter: str | None, trust_remote_code: bool) -> dict[str, Any]:
@@ -69,6 +70,26 @@ def quiet_libraries(threads: int | None) -> None:
     logging.getLogger("torch").setLevel(logging.ERROR)
     if threads is not None:
         torch.set_num_threads(threads)
+
+
+def check_writable(path: str | None) -> None:
+    """Refuse a path that `write_json` could not write, before any work is done for it.
+
+    Raises:
+        InputError: Its folder does not exist, or it is a folder itself.
+    """
+    if path is None or path == "-":
+        return
+    target = Path(path)
+    problem = None
+    if target.is_dir():
+        problem = "it is a folder"
+    elif not target.parent.is_dir():
+        problem = f"there is no folder {str(target.parent)!r}"
+    elif not os.access(target if target.exists() else target.parent, os.W_OK):
+        problem = "permission denied"
+    if problem is not None:
+        raise InputError(f"cannot write {path}: {problem}")
 
 
 def write_json(path: str, value: Any) -> None:

@@ -18,6 +18,7 @@ from outpace.cli.common import (
     ModelOption,
     ThreadsOption,
     TrustOption,
+    check_writable,
     err_console,
     load_options,
     quiet_libraries,
@@ -46,7 +47,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="[PROMPT|-]", help="Text, or - for standard input.")] = "-",
     drafter: DrafterOption = "suffix",
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", metavar="N", help="Most tokens to generate.")
+        int | None, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="Most tokens to generate.")
     ] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.")] = 0,
@@ -85,6 +86,7 @@ def generate(
         stop=tuple(stop or ()),
         logprobs=logprobs,
     )
+    check_writable(json_path)
     options = load_options(dtype, device, adapter, trust_remote_code)
     text = _read_prompt(prompt)
     quiet_libraries(threads)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,10 +10,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from outpace.bench.replay import Replay, ReplayResult, start_replay
+from outpace.bench.replay import Replay, start_replay
 from outpace.bench.traces import Trace, load_encoder, read_traces
+from outpace.cli.common import check_writable, err_console, write_json
 from outpace.draft import available_drafters
-from outpace.errors import InputError
 
 _HELP = "\n\n".join(
     (
@@ -49,7 +47,8 @@ def replay(
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Only the first N traces.")] = None,
 ) -> None:
     """Replay recorded outputs through a drafter; see ``_HELP``."""
-    console = Console(stderr=True)
+    check_writable(json_path)
+    console = err_console()
     encode = load_encoder(tokenizer) if tokenizer is not None else None
     loaded: list[Trace] = list(
         itertools.islice(itertools.chain.from_iterable(read_traces(path, encode) for path in traces), limit)
@@ -59,7 +58,7 @@ def replay(
         run.add(trace)
     _show(console, run)
     if json_path is not None:
-        _write(json_path, run.result)
+        write_json(json_path, run.result.to_json())
 
 
 def register(app: typer.Typer) -> None:
@@ -76,21 +75,9 @@ def _show(console: Console, run: Replay) -> None:
         table.add_row(category, f"{mean:.3f}")
     table.add_section()
     table.add_row("all", f"{result.mean_accepted_tokens:.3f}")
-    console.print(f"{result.drafter} on {result.traces:,} recorded outputs", highlight=False)
+    console.print(f"{result.drafter} on {result.traces:,} recorded outputs")
     console.print(table)
     console.print(
         f"{result.tokens:,} tokens in {result.steps:,} steps, {result.nodes_per_step:.2f} nodes and "
-        f"{result.draft_us_per_step:.1f} us of drafting a step",
-        highlight=False,
+        f"{result.draft_us_per_step:.1f} us of drafting a step"
     )
-
-
-def _write(path: str, result: ReplayResult) -> None:
-    text = json.dumps(result.to_json(), indent=2) + "\n"
-    if path == "-":
-        typer.echo(text, nl=False)
-        return
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from error
