@@ -27,11 +27,22 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/build_reference.py from docstrings; edit those. -->"
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
 GROUPS = {
-    "Generating": ["Engine", "SamplingParams", "Output", "Progress", "Figures", "TokenLogprobs"],
+    "Generating": ["Engine", "SamplingParams", "Output", "Progress", "Figures", "EngineFigures", "TokenLogprobs"],
     "Options": ["EngineConfig", "LoadOptions"],
-    "Extending": ["Drafter", "DraftTrees", "Verdicts", "Origin", "Constraint", "OracleDrafter", "available_drafters"],
+    "Extending": [
+        "Drafter",
+        "DraftTrees",
+        "Verdicts",
+        "SignalNeeds",
+        "Signals",
+        "Origin",
+        "Constraint",
+        "OracleDrafter",
+        "available_drafters",
+        "build_drafter",
+    ],
 }
-IN_OTHER_PAGES = {"OutpaceError", "OutpaceWarning", "__version__"}
+IN_OTHER_PAGES = {"OutpaceError", "__version__"}
 
 
 def pages() -> dict[str, str]:
@@ -45,7 +56,7 @@ def pages() -> dict[str, str]:
 def python_page() -> str:
     grouped = {name for names in GROUPS.values() for name in names}
     if grouped | IN_OTHER_PAGES != set(outpace.__all__):
-        raise SystemExit(f"GROUPS and outpace.__all__ differ: {grouped | IN_OTHER_PAGES ^ set(outpace.__all__)}")
+        raise SystemExit(f"GROUPS and outpace.__all__ differ: {(grouped | IN_OTHER_PAGES) ^ set(outpace.__all__)}")
     lead = "Every public name is imported from `outpace`. Errors have [a page of their own](errors.md)."
     lines = [NOTE, "", "# Python", "", lead]
     for title, names in GROUPS.items():
@@ -200,7 +211,7 @@ def errors_page() -> str:
     lines = [NOTE, "", "# Errors", "", *tree, ""]
     lines += ["`OutpaceError` and `OutpaceWarning` are in `outpace`, all others in `outpace.errors`."]
     for name, thing in vars(outpace.errors).items():
-        if inspect.isclass(thing) and issubclass(thing, outpace.OutpaceError | outpace.OutpaceWarning):
+        if inspect.isclass(thing) and issubclass(thing, outpace.OutpaceError):
             base = thing.__bases__[0].__name__
             lines += ["", f"## `{name}`", "", f"A kind of `{base}`.", "", *markdown(thing.__doc__)]
     return "\n".join(lines) + "\n"

@@ -8,9 +8,9 @@
 
 from outpace._version import __version__
 from outpace.config import Constraint, EngineConfig, SamplingParams
-from outpace.draft import Drafter, OracleDrafter, available_drafters
-from outpace.engine import Engine, Figures, Output, Progress
-from outpace.errors import OutpaceError, OutpaceWarning
+from outpace.draft import Drafter, OracleDrafter, SignalNeeds, Signals, available_drafters, build_drafter
+from outpace.engine import Engine, EngineFigures, Figures, Output, Progress
+from outpace.errors import OutpaceError
 from outpace.model import LoadOptions
 from outpace.tree import DraftTrees, Origin, Verdicts
 from outpace.verify import TokenLogprobs
@@ -21,17 +21,20 @@ __all__ = [
     "Drafter",
     "Engine",
     "EngineConfig",
+    "EngineFigures",
     "Figures",
     "LoadOptions",
     "OracleDrafter",
     "Origin",
     "OutpaceError",
-    "OutpaceWarning",
     "Output",
     "Progress",
     "SamplingParams",
+    "SignalNeeds",
+    "Signals",
     "TokenLogprobs",
     "Verdicts",
     "__version__",
     "available_drafters",
+    "build_drafter",
 ]

@@ -38,10 +38,6 @@ class OutpaceError(Exception):
     outputs: list[Any] | None = None
 
 
-class OutpaceWarning(UserWarning):
-    """Category of every warning that Outpace emits."""
-
-
 class ConfigError(OutpaceError, ValueError):
     """An option, a parameter or a combination of them that cannot work."""
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from outpace.errors import ModelError, UnsupportedModelError
+from outpace.errors import ConfigError, ModelError, UnsupportedModelError
 from outpace.model.arena import KVArena, LayerKV
 from outpace.model.attention import AttentionOptions, attend_reference, attention_configs, register, selected
 from outpace.model.masks import MaskSpec
@@ -69,7 +69,7 @@ def probe(model: torch.nn.Module, *, backend: str = "torch", context_length: int
         "layers": [call.kv for call in found],
         "layer_of": {id(call.module): index for index, call in enumerate(found)},
         "vocab_size": vocab_size,
-        "context_length": context_length or getattr(config, "max_position_embeddings", None),
+        "context_length": _context_length(config, context_length, name),
         "rope_switch": find_switch(base, config),
         "device": device,
         "backend": backend,
@@ -81,6 +81,16 @@ def probe(model: torch.nn.Module, *, backend: str = "torch", context_length: int
             difference = _check_parity(target, texts, name)
     logger.debug("%s: %d attention layers, probe difference %.2e", name, len(found), difference)
     return Target(**fields, masks=[call.mask for call in found], probe_difference=difference)
+
+
+def _context_length(config: PreTrainedConfig, wanted: int | None, name: str) -> int | None:
+    """The model's own limit, or a lower one; beyond its own, learned positions end and rotary ones were never trained."""
+    own = getattr(config, "max_position_embeddings", None)
+    if wanted is None or own is None:
+        return own if wanted is None else wanted
+    if wanted > own:
+        raise ConfigError(f"context_length may only shorten what {name} has, {own} tokens; found {wanted}")
+    return wanted
 
 
 def unwrap(model: torch.nn.Module) -> PreTrainedModel:

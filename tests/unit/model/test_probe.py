@@ -15,7 +15,7 @@ from transformers.models.llama import modeling_llama as llama
 
 from families import FAMILIES, REFUSED, VOCAB, WINDOW, build, greedy, prompts, reference
 from outpace import Engine, SamplingParams
-from outpace.errors import LifecycleError, ModelError, UnknownNameError, UnsupportedModelError
+from outpace.errors import ConfigError, LifecycleError, ModelError, UnknownNameError, UnsupportedModelError
 from outpace.model import MaskSpec, probe
 
 FULL = MaskSpec("full")
@@ -469,3 +469,11 @@ def test_an_adapter_generates_what_it_generates() -> None:
     before.assert_same(State(adapted))
     with adapted.disable_adapter():
         assert engine.generate([text], params)[0].token_ids == plain
+
+
+def test_the_context_may_only_be_shortened() -> None:
+    model = build("gpt2")
+    own = model.config.max_position_embeddings
+    assert probe(model, context_length=own - 1).context_length == own - 1
+    with pytest.raises(ConfigError, match=f"may only shorten what GPT2LMHeadModel has, {own} tokens; found {own + 1}"):
+        probe(model, context_length=own + 1)
