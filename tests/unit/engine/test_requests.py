@@ -456,3 +456,44 @@ def test_constraint_errors_end_one_request(tiny: Any, what: str, at: int) -> Non
     assert outputs[1].token_ids == greedy(tiny, 1)[:at]
     assert [outputs[0].token_ids, outputs[2].token_ids] == [greedy(tiny, 0), greedy(tiny, 2)]
     assert_idle(engine)
+
+
+# --- forks -----------------------------------------------------------------------------------------------------------
+
+
+def test_forks_share_nothing_that_grows(tiny: Any) -> None:
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=3, logprobs=1, stop=("never here",))
+    engine = tiny.engine("suffix")
+    first = engine.submit(tiny.prompts[3], params, stream=True)
+    before = [p for _ in range(6) for p in engine.step()]
+    twin = engine.fork(first)
+    later = engine.fork(first, seed=99)
+    with pytest.raises(LifecycleError, match="is in use"):
+        engine.fork(first, new_request_id=twin)
+    outputs = run_to_end(engine)
+    assert outputs[first, 0].token_ids == tiny.plain(tiny.prompts[3], params).token_ids
+    tokens = [t for p in before for t in p.token_ids]
+    for name, seed in ((first, 3), (twin, 4), (later, 99)):
+        output = outputs[name, 0]
+        assert output.seed == seed
+        assert output.token_ids[: len(tokens)] == tokens
+        assert len(output.token_ids) == 40
+        assert [entry.token for entry in output.logprobs] == output.token_ids
+        assert output.text == tiny.tokenizer.decode(output.token_ids, skip_special_tokens=True)
+        assert output.figures.tokens == 39
+    assert len({tuple(o.token_ids) for o in outputs.values()}) == 3
+    assert_idle(engine)
+
+
+def test_a_waiting_request_can_be_forked_and_several_samples_cannot(tiny: Any) -> None:
+    engine = tiny.engine("suffix", max_batch_size=2)
+    engine.submit(tiny.prompts[0], P40)
+    name = engine.submit(tiny.prompts[1], SamplingParams(max_tokens=5, n=2, temperature=1.0, seed=1))
+    with pytest.raises(LifecycleError, match="several samples"):
+        engine.fork(name)
+    waiting = engine.submit(tiny.prompts[2], SamplingParams(max_tokens=20, temperature=1.0, seed=8))
+    twin = engine.fork(waiting, seed=8)
+    outputs = run_to_end(engine)
+    assert outputs[waiting, 0].token_ids == outputs[twin, 0].token_ids
+    assert len(outputs) == 5
+    assert_idle(engine)
