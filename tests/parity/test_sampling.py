@@ -228,3 +228,25 @@ def test_a_drawn_seed_is_reported_and_gives_the_same_again() -> None:
     assert again.token_ids == first.token_ids
     [greedy] = engine.generate(_prompts()[0], SamplingParams(max_tokens=2, seed=5))
     assert greedy.seed is None
+
+
+@pytest.mark.parametrize("length", [1, 40, 63, 64, 65, 80])
+def test_samples_beside_each_other_where_rotation_switches(length: int) -> None:
+    """Samples share the prompt's rows, and each crosses the switch at 64 tokens (or begins beyond it) by itself."""
+    model = _longrope()
+    plain_engine = Engine(model, drafter="none", kv_tokens=256)
+    prompt = families.prompts(families.VOCAB, seed=length, lengths=[length])[0]
+    params = SamplingParams(max_tokens=40, temperature=1.0, seed=9)
+    expected = [plain_engine.generate(prompt, dataclasses.replace(params, seed=9 + i))[0].token_ids for i in range(3)]
+    truth = OracleDrafter(0.8, {tuple(prompt): expected[1], (3, 4): [5] * 40}, vocab_size=families.VOCAB)
+    engine = Engine(model, drafter=truth, guard=False, debug=True, kv_tokens=420, max_step_tokens=32)
+    engine.submit([3, 4], SamplingParams(max_tokens=20))  # stays on the other side
+    outputs = engine.generate(prompt, dataclasses.replace(params, n=3))
+    assert [output.token_ids for output in outputs] == expected
+    run_to_end(engine)
+    assert_idle(engine)
+
+
+@functools.cache
+def _longrope() -> Any:
+    return families.build("phi3-longrope")

@@ -66,6 +66,7 @@ class EngineCore:
 
     def step(self) -> list[Progress]:
         """Draft, reduce, pack, forward, verify, commit: for every running request at once."""
+        self.scheduler.admit()
         self._spread_samples()
         batch = self.scheduler.schedule()
         if batch.requests:
@@ -184,7 +185,7 @@ class EngineCore:
     # --- who holds what --------------------------------------------------------------------------------------------
 
     def _spread_samples(self) -> None:
-        """Make the ``n`` samples of a prompt that is cached but for its last token."""
+        """Make the ``n`` samples of a prompt that is cached but for its last token, or that cannot be shared."""
         switch = self.target.rope_switch
         for request in list(self.scheduler.running):
             sequence = request.sequence

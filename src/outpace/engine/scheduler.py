@@ -59,8 +59,7 @@ class Scheduler:
         return [*self.running, *self.waiting]
 
     def schedule(self) -> Batch:
-        """Admit who fits, and share out the step's tokens."""
-        self._admit()
+        """Share out the step's tokens among those who run."""
         requests, chunks, verifies = [], [], []
         budget = self._max_step_tokens
         for request in self._one_side(self.running):
@@ -90,7 +89,8 @@ class Scheduler:
         else:
             self.waiting.remove(request)
 
-    def _admit(self) -> None:
+    def admit(self) -> None:
+        """Let those run who came first and fit."""
         while self.waiting and len(self.running) < self._max_batch_size:
             unborn = sum(r.num_samples - 1 for r in self.running)
             outstanding = sum(len(r.sequence.pending) + 64 for r in self.running)

@@ -22,6 +22,7 @@ from outpace.errors import (
     NonFiniteLogitsError,
     PromptError,
 )
+from outpace.tree import Origin
 
 P40 = SamplingParams(max_tokens=40)
 
@@ -164,6 +165,21 @@ def test_figures_add_up(tiny: Any, cut: int | None) -> None:
     assert figures.prefill_s > 0
     assert figures.decode_s >= figures.draft_s > 0
     assert figures.to_dict()["mean_accepted_tokens"] == figures.mean_accepted_tokens
+
+
+def test_origins_say_which_tokens_were_drafted(tiny: Any) -> None:
+    engine = tiny.engine(tiny.oracle(accept=0.8))
+    plain = engine.submit(tiny.prompts[1], SamplingParams(max_tokens=30, speculate=False))
+    for i in (0, 2, 3):
+        engine.submit(tiny.prompts[i], SamplingParams(max_tokens=30))
+    drafted = 0
+    while engine.has_work:
+        for progress in engine.step():
+            count = len(progress.token_ids)
+            assert progress.origins == [int(Origin.ORACLE)] * (count - 1) + [0]  # the last one is the bonus token
+            assert count == 1 or progress.request_id != plain
+            drafted += count - 1
+    assert drafted > 40
 
 
 def test_totals_are_the_sum_over_finished_samples(tiny: Any) -> None:
