@@ -245,3 +245,21 @@ def test_a_pass_that_fails_leaves_the_engine_clean(tiny: Any, monkeypatch: pytes
     outputs = run_to_end(engine)  # the other request goes on where it was
     assert outputs["other", 0].token_ids == tiny.plain(tiny.prompts[1], SamplingParams(max_tokens=9)).token_ids
     assert_idle(engine)
+
+
+def test_the_guard_cuts_drafts_and_changes_no_token(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = [tiny.plain(p, SamplingParams(max_tokens=40)).token_ids for p in tiny.prompts]
+    params = SamplingParams(max_tokens=40)
+    for share in (0.0, 0.3, None):
+        engine = tiny.engine(tiny.oracle(), guard=True)
+        if share is not None:
+            monkeypatch.setattr(
+                engine._core._guard, "limit", lambda trees, _, share=share: int(share * trees.num_nodes)
+            )
+        outputs = engine.generate(tiny.prompts, params)
+        assert [o.token_ids for o in outputs] == expected
+        figures = engine.figures().total
+        assert figures.drafted_nodes > 0
+        if share is not None:
+            assert figures.verified_nodes <= share * figures.drafted_nodes
+            assert (figures.verified_nodes > 0) == (share > 0)
