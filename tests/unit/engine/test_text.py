@@ -8,6 +8,7 @@ import pytest
 import transformers as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
 
 from checkpoints import train_tokenizer
 from outpace.engine.text import TextStream
@@ -210,3 +211,43 @@ def test_without_a_tokenizer_there_is_no_text() -> None:
     stream = TextStream(None)
     assert stream.push([1, 2]) == 2
     assert (stream.take(), stream.finish(), stream.text) == ("", "", "")
+
+
+# --- vocabularies with a mark for spaces and bytes as a last resort ----------------------------------------------------
+
+
+def _llama_like() -> hf.PreTrainedTokenizerFast:
+    pieces = ["<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁a", "▁word", "s", "▁é", "x"]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", clean_up_tokenization_spaces=False
+    )
+
+
+LLAMA_LIKE = _llama_like()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    parts=st.lists(st.sampled_from(["▁", "▁a", "▁word", "s", "▁é", "x", "日", "👩", "\n"]), max_size=12),
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+)
+def test_spaces_and_byte_tokens(parts: list[str], sizes: list[int]) -> None:
+    ids: list[int] = []
+    for part in parts:
+        known = LLAMA_LIKE.convert_tokens_to_ids(part)
+        ids += [2 + byte for byte in part.encode()] if known is None else [known]
+    stream = TextStream(LLAMA_LIKE)
+    pieces, at, sizes = [], 0, list(sizes)
+    while at < len(ids):
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        stream.push(ids[at : at + size])
+        pieces.append(stream.take())
+        at += size
+    pieces.append(stream.finish())
+    whole = LLAMA_LIKE.decode(ids, skip_special_tokens=True)
+    assert "".join(pieces) == stream.text == whole
+    assert not any("�" in piece for piece in pieces)
