@@ -150,7 +150,10 @@ class Engine:
 
         Raises:
             LifecycleError: No such active request, several samples, or the new id is in use.
+            ConfigError: A negative seed.
         """
+        if seed is not None and seed < 0:
+            raise ConfigError(f"seed must be at least 0, found {seed}")
         originals = self._active(request_id)
         if len(originals) > 1 or originals[0].num_samples > 1:
             raise LifecycleError(f"request {request_id!r} has several samples; fork takes a request with one")

@@ -486,6 +486,8 @@ def test_forks_share_nothing_that_grows(tiny: Any) -> None:
     later = engine.fork(first, seed=99)
     with pytest.raises(LifecycleError, match="is in use"):
         engine.fork(first, new_request_id=twin)
+    with pytest.raises(ConfigError, match="seed must be at least 0"):
+        engine.fork(first, seed=-1)
     outputs = run_to_end(engine)
     assert outputs[first, 0].token_ids == tiny.plain(tiny.prompts[3], params).token_ids
     tokens = [t for p in before for t in p.token_ids]
