@@ -100,10 +100,12 @@ def test_command_runs(
         arguments[place] = str(min(int(arguments[place]), 12))
     elif arguments[0] != "replay":
         arguments += ["--max-tokens", "12"]
+    status: object = 0
     try:
         cli.main(arguments)
     except SystemExit as ended:
-        assert ended.code in (0, None), f"{page}: outpace {command}"
+        status = ended.code
+    assert status in (0, None), f"{page}: outpace {command}"
     assert torch.get_num_threads() == threads
 
 
