@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.reduce import Guard, select
+from outpace.reduce.guard import StepTimes
 from outpace.tree import DraftTrees, Origin, Verdicts
 from outpace.verify import verdicts_of
 
@@ -244,3 +245,16 @@ def test_whatever_was_measured_the_limit_stays_within_the_trees(seed: int, batch
         assert np.isfinite(gains).all()
         assert np.all(np.diff(gains) >= -1e-12)
         assert gains[-1] <= trees.num_nodes + 1e-9
+
+
+def test_a_size_that_was_forgotten_is_known_by_its_new_times_alone() -> None:
+    times = StepTimes()
+    sizes = np.array([1, 9], np.int64)
+    for _ in range(9):
+        times.record(1, 0.010, now=0)
+        times.record(9, 0.100, now=0)
+    assert times.curve(sizes, now=1) == pytest.approx([0.010, 0.100])
+    times.record(1, 0.010, now=600)
+    assert times.curve(sizes, now=600) == pytest.approx([0.010, 0.010])  # nobody knows what 9 cost now
+    times.record(9, 0.020, now=600)
+    assert times.curve(sizes, now=601) == pytest.approx([0.010, 0.020])
