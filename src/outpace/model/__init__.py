@@ -1,11 +1,12 @@
 """The target model: loading, probing, packed passes, keys and values."""
 
-from outpace.model.arena import KVArena, LayerKV
+from outpace.model.arena import KVArena
 from outpace.model.load import LoadOptions, load_model, load_tokenizer
 from outpace.model.masks import MaskSpec
 from outpace.model.memory import available_rows
 from outpace.model.plan import StepPlan, pack
 from outpace.model.probe import probe, unwrap
+from outpace.model.storage import LayerKV
 from outpace.model.target import BACKENDS, Target
 
 __all__ = [

@@ -12,43 +12,15 @@ are alike in one indexed copy.
 from __future__ import annotations
 
 import bisect
+import contextlib
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import torch
 
 from outpace.errors import ArenaFullError, LifecycleError
+from outpace.model.storage import OUT_OF_ROWS, LayerKV, RowStorage
 from outpace.tree import Verdicts
-
-_ADVICE = (
-    "Shorten the prompts, lower max_tokens or max_batch_size, or raise kv_tokens (rows) if the machine has more memory."
-)
-
-
-@dataclass(frozen=True, slots=True)
-class LayerKV:
-    """What one attention layer stores for a token.
-
-    Attributes:
-        key_heads: Heads of the keys.
-        key_dim: Width of one head's key.
-        value_heads: Heads of the values.
-        value_dim: Width of one head's value.
-        dtype: Of both.
-        device: Where the layer runs.
-    """
-
-    key_heads: int
-    key_dim: int
-    value_heads: int
-    value_dim: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes of one token's keys and values in this layer."""
-        return (self.key_heads * self.key_dim + self.value_heads * self.value_dim) * self.dtype.itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -88,59 +60,22 @@ class KVArena:
         self.layers = list(layers)
         self.max_rows = max_rows
         self.row_bytes = sum(layer.row_bytes for layer in self.layers)
-        self._groups: dict[LayerKV, list[int]] = {}
-        for index, layer in enumerate(self.layers):
-            self._groups.setdefault(layer, []).append(index)
-        self._keys: dict[LayerKV, torch.Tensor] = {}  # [layers alike, rows, heads, dim]
-        self._values: dict[LayerKV, torch.Tensor] = {}
-        self._views: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._entries: dict[int, _Entry] = {}
         self._runs: list[_Run] = []  # sorted by start; only runs with capacity
-        self.capacity = 0
         self.num_relocations = 0
         self.num_compactions = 0
-        self._resize(max(1, min(initial_rows, max_rows)))
+        self._storage = RowStorage(self.layers, max(1, min(initial_rows, max_rows)))
 
     # --- storage ---------------------------------------------------------------------------------------------------
 
     def layer(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys ``[rows, heads, key_dim]`` and values ``[rows, heads, value_dim]`` of one layer, as views."""
-        return self._views[index]
+        return self._storage.layer(index)
 
-    def _resize(self, rows: int) -> None:
-        grown: list[dict[LayerKV, torch.Tensor]] = [{}, {}]  # put in place when all are there: half of them is no arena
-        for layer, members in self._groups.items():
-            shapes = (
-                (len(members), rows, layer.key_heads, layer.key_dim),
-                (len(members), rows, layer.value_heads, layer.value_dim),
-            )
-            for store, new_store, shape in zip((self._keys, self._values), grown, shapes, strict=True):
-                try:
-                    new = torch.zeros(shape, dtype=layer.dtype, device=layer.device)
-                except (RuntimeError, MemoryError) as error:
-                    raise ArenaFullError(
-                        rows - self.capacity, self.num_free, self.capacity, self.row_bytes, f"{_ADVICE} ({error})"
-                    ) from error
-                if layer in store:
-                    new[:, : self.capacity] = store[layer]
-                new_store[layer] = new
-        self._keys, self._values = grown
-        views: list[tuple[torch.Tensor, torch.Tensor]] = [None] * len(self.layers)  # type: ignore[list-item]
-        for layer, members in self._groups.items():
-            for place, index in enumerate(members):
-                views[index] = (self._keys[layer][place], self._values[layer][place])
-        self._views = views
-        self.capacity = rows
-
-    def _move_rows(self, source: SequenceOf[int], target: SequenceOf[int]) -> None:
-        """Copy rows ``source`` to rows ``target`` in every layer; all are read before any is written."""
-        if not len(source):
-            return
-        for layer in self._groups:
-            src = torch.as_tensor(source, dtype=torch.int64, device=layer.device)
-            dst = torch.as_tensor(target, dtype=torch.int64, device=layer.device)
-            for store in (self._keys[layer], self._values[layer]):
-                store.index_copy_(1, dst, store.index_select(1, src))
+    @property
+    def capacity(self) -> int:
+        """Rows of the present storage."""
+        return self._storage.num_rows
 
     # --- figures ---------------------------------------------------------------------------------------------------
 
@@ -245,10 +180,10 @@ class KVArena:
                     source.append(base + node)
                     target.append(base + place)
             kept.append((own, pending + len(path)))
+        self._storage.move(source, target)
         for own, rows in kept:
             own.length += rows
             own.promised = 0
-        self._move_rows(source, target)
 
     def fork(self, key: int, new_key: int) -> None:
         """Open ``new_key`` with the same rows as ``key``, which both share from now on."""
@@ -298,7 +233,7 @@ class KVArena:
         new = _Run(*gap, own.length if own else 0)
         if own is not None:
             if own.length:
-                self._move_rows(range(own.start, own.start + own.length), range(new.start, new.start + own.length))
+                self._storage.move(range(own.start, own.start + own.length), range(new.start, new.start + own.length))
                 self.num_relocations += 1
             self._runs.remove(own)
         bisect.insort(self._runs, new, key=lambda run: run.start)
@@ -320,7 +255,8 @@ class KVArena:
             tail = self.capacity - (self._runs[-1].start + self._runs[-1].capacity if self._runs else 0)
             target = max(2 * self.capacity, self.capacity - tail + wanted)
             if min(target, self.max_rows) - (self.capacity - tail) >= needed:
-                self._resize(min(target, self.max_rows))
+                with contextlib.suppress(ArenaFullError):  # then there is compaction
+                    self._storage.grow(min(target, self.max_rows))
                 gap = self._best_gap(needed, wanted)
         return gap
 
@@ -330,14 +266,24 @@ class KVArena:
         length = own.length if own else 0
         room = self.max_rows - sum(run.held for run in self._runs if run is not own)
         if needed > room:
-            raise ArenaFullError(needed - length, room - length, self.max_rows, self.row_bytes, _ADVICE)
+            raise ArenaFullError(needed - length, room - length, self.max_rows, self.row_bytes, OUT_OF_ROWS)
         if self.capacity < self.max_rows:
-            self._resize(self.max_rows)
+            room = self._grow_or_do_with_less(needed, room)
         if own is None:
             own = entry.own = _Run(self.capacity, 0, 0)
             self._runs.append(own)
         # Half of what is left beyond the need, since others will ask next.
         self._compact(own, needed + (min(wanted, room) - needed) // 2)
+
+    def _grow_or_do_with_less(self, needed: int, room: int) -> int:
+        """Take all rows that there may be; what an extent can have then, also where memory ends before."""
+        try:
+            self._storage.grow(self.max_rows)
+        except ArenaFullError:
+            room -= self.max_rows - self.capacity
+            if needed > room:
+                raise
+        return room
 
     def _best_gap(self, needed: int, wanted: int) -> tuple[int, int] | None:
         """The smallest gap that fits the wish, else the largest that fits the need."""
@@ -359,16 +305,27 @@ class KVArena:
         self._compact(None, 0)
 
     def _compact(self, widened: _Run | None, capacity: int) -> None:
-        source: list[int] = []
-        target: list[int] = []
+        """Slide all runs together; ``widened`` gets ``capacity`` rows, the others what they hold."""
+        starts, capacities = [], []
         position = 0
         for run in self._runs:
-            if run.start != position:
+            starts.append(position)
+            capacities.append(capacity if run is widened else run.held)
+            position += capacities[-1]
+        # Runs that go down from the lowest up, then runs that go up from the highest down: no row is overwritten unread.
+        source: list[int] = []
+        target: list[int] = []
+        for run, start in zip(self._runs, starts, strict=True):
+            if start < run.start:
                 source.extend(range(run.start, run.start + run.length))
-                target.extend(range(position, position + run.length))
-            run.start, run.capacity = position, capacity if run is widened else run.held
-            position += run.capacity
-        self._move_rows(source, target)
+                target.extend(range(start, start + run.length))
+        for run, start in zip(reversed(self._runs), reversed(starts), strict=True):
+            if start > run.start:
+                source.extend(range(run.start + run.length - 1, run.start - 1, -1))
+                target.extend(range(start + run.length - 1, start - 1, -1))
+        self._storage.move(source, target)
+        for run, start, rows in zip(self._runs, starts, capacities, strict=True):
+            run.start, run.capacity = start, rows
         self.num_compactions += 1
         for entry in self._entries.values():
             if entry.own is not None and entry.own.capacity == 0:
@@ -395,5 +352,4 @@ class KVArena:
         for run in self._runs:
             found = references.get(id(run), 0)
             assert found == run.references, f"run at {run.start}: {run.references} references, {found} referrers"
-        for layer in self._groups:
-            assert self._keys[layer].shape[1] == self._values[layer].shape[1] == self.capacity
+        self._storage.check()

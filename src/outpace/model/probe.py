@@ -23,11 +23,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outpace.errors import ConfigError, ModelError, UnsupportedModelError
-from outpace.model.arena import KVArena, LayerKV
+from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionOptions, attend_reference, attention_configs, register, selected
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import pack
 from outpace.model.rope import find_switch
+from outpace.model.storage import LayerKV
 from outpace.model.target import Target, packed_forward
 from outpace.tree import DraftTrees, Int32Array, Verdicts
 

@@ -13,11 +13,12 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from outpace.errors import UnknownNameError, UnsupportedModelError
-from outpace.model.arena import KVArena, LayerKV
+from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionStep, selected
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import StepPlan
 from outpace.model.rope import RopeSwitch
+from outpace.model.storage import LayerKV
 from outpace.model.torch_backend import TorchStep
 from outpace.tree import Int32Array
 
