@@ -80,8 +80,11 @@ def _choices(trees: DraftTrees, logits: torch.Tensor, selected: BoolArray) -> In
     if len(rows) < len(logits):
         logits = logits[torch.from_numpy(rows).to(logits.device)]
     best, tokens = logits.detach().max(dim=-1)
-    both = torch.stack([best.double(), tokens.double()]).cpu().numpy()  # one transfer
-    values: npt.NDArray[np.float64] = both[0]
+    best = best.to(torch.promote_types(best.dtype, torch.float32))
+    as_int = torch.int64 if best.dtype == torch.float64 else torch.int32
+    # One transfer, as integers: some devices (MPS) have no float64, and float32 does not hold every token id.
+    both = torch.stack([best.view(as_int), tokens.to(as_int)]).cpu().numpy()
+    values: npt.NDArray[Any] = both[0].view(f"f{both.itemsize}")
     chosen = both[1].astype(np.int32)
     chosen[np.isnan(values)] = CHOICE_NAN
     chosen[np.isposinf(values)] = CHOICE_INFINITE

@@ -1,8 +1,10 @@
+import contextlib
 import math
 
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from outpace.tree import DraftTrees
 from outpace.verify.greedy import CHOICE_INFINITE, CHOICE_NAN, CHOICE_NOTHING, greedy_verdicts, greedy_walk
@@ -101,6 +103,38 @@ def test_the_way_of_other_devices_gives_the_same(monkeypatch):
             np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
         np.testing.assert_array_equal(undecided, expected_undecided)
         assert (len(expected.path) > 5) == bool(selected.any())
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """A device such as MPS."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype == torch.float64:
+            raise TypeError(f"{operation}: no float64 on this device")
+        return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_way_of_other_devices_in_every_dtype(dtype, monkeypatch):
+    """Large numbers are not infinite, and no float64 is needed but for logits in float64."""
+    logits = torch.zeros(5, 20, dtype=dtype)
+    logits[0, -1], logits[1, 7] = 1, torch.finfo(dtype).max
+    logits[2, 5], logits[3, 5] = math.nan, math.inf
+    logits[4] = -math.inf
+    monkeypatch.setattr("outpace.verify.greedy._BITS", {})
+    with contextlib.nullcontext() if dtype == torch.float64 else WithoutFloat64():
+        verdicts, undecided = greedy_walk(DraftTrees.empty(5), logits, np.ones(5, np.bool_))
+    assert verdicts.tokens.tolist() == [19, 7]
+    assert undecided.tolist() == [0, 0, CHOICE_NAN, CHOICE_INFINITE, CHOICE_NOTHING]
+
+
+def test_the_way_of_other_devices_with_ids_that_float32_does_not_hold(monkeypatch):
+    logits = torch.zeros(1, 2**24 + 2, dtype=torch.bfloat16)
+    logits[0, -1] = 1
+    monkeypatch.setattr("outpace.verify.greedy._BITS", {})
+    verdicts, _ = greedy_walk(DraftTrees.empty(1), logits, np.ones(1, np.bool_))
+    assert verdicts.tokens.tolist() == [2**24 + 1]
 
 
 def test_rows_may_be_strided():
