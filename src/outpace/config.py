@@ -42,7 +42,7 @@ class SamplingParams:
     token is the arg max of processed logits plus Gumbel noise keyed by (seed, position, token id).
 
     Attributes:
-        max_tokens: Most tokens to generate; 0 generates none. None: until the model's context ends.
+        max_tokens: Most tokens to generate, at least 1. None: until the model's context ends.
         temperature: 0 is greedy decoding.
         top_k: Keep the k most likely tokens; 0 keeps all.
         top_p: Keep the smallest set of tokens with at least this probability; 1 keeps all.
@@ -92,7 +92,7 @@ class SamplingParams:
         given: object = self.stop
         object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(int(t) for t in self.stop_token_ids))
-        _check_int("max_tokens", self.max_tokens, 0, optional=True)
+        _check_int("max_tokens", self.max_tokens, 1, optional=True)
         _check_int("top_k", self.top_k, 0)
         _check_int("n", self.n, 1)
         _check_int("logprobs", self.logprobs, 0, optional=True)

@@ -12,6 +12,7 @@ from outpace.errors import ArenaFullError, ConfigError, OutpaceError, TraceForma
 @pytest.mark.parametrize(
     ("field", "value"),
     [
+        ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", 1.5),
         ("max_tokens", True),
@@ -40,6 +41,11 @@ def test_a_value_that_cannot_be_is_refused_by_name(field: str, value: object) ->
         SamplingParams(**{field: value})
     assert field in str(caught.value)
     assert repr(value) in str(caught.value) or field in ("logit_bias", "stop", "constraint")
+
+
+def test_a_bound_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^max_tokens must be an integer at least 1 or None, found 0$"):
+        SamplingParams(max_tokens=0)
 
 
 def test_forms_that_are_accepted() -> None:

@@ -54,8 +54,8 @@ def test_several_prompts_in_every_form(tiny: Any) -> None:
 
 
 def test_every_prompt_has_its_own_parameters(tiny: Any) -> None:
-    outputs = tiny.engine().generate(tiny.prompts, [SamplingParams(max_tokens=n) for n in range(5)])
-    assert [len(output.token_ids) for output in outputs] == [0, 1, 2, 3, 4]
+    outputs = tiny.engine().generate(tiny.prompts, [SamplingParams(max_tokens=n) for n in range(1, 6)])
+    assert [len(output.token_ids) for output in outputs] == [1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize(
