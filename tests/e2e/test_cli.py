@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -18,10 +19,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace.bench.check
+import outpace.cli.check
+import outpace.cli.generate
+import outpace.cli.replay
 import outpace.engine.core
 from checkpoints import SENTENCES, write_checkpoint
 from families import greedy
 from outpace.cli import main
+from outpace.engine import Output
 from outpace.verify import Verification
 
 PROMPT = SENTENCES[0]
@@ -141,6 +146,50 @@ def test_chat(run: Run, checkpoint: Path) -> None:
     for found, wanted in ((both, messages), (user, messages[1:])):
         ids = tokenizer.apply_chat_template(wanted, add_generation_prompt=True)["input_ids"]
         assert found["prompt_token_ids"] == ids
+
+
+def test_user_text_is_not_read_as_markup(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A closing tag that nothing opened is an error of markup; here it is a folder, and what ended the text."""
+    folder = tmp_path / "[" / "llama] :smile:"
+    folder.parent.mkdir()
+    folder.symlink_to(checkpoint)
+    decode = outpace.cli.generate._run
+
+    def stopped(*arguments: Any, **options: Any) -> list[Output]:
+        return [dataclasses.replace(o, stop_reason="[/INST] :smile:") for o in decode(*arguments, **options)]
+
+    monkeypatch.setattr(outpace.cli.generate, "_run", stopped)
+    done = run("generate", PROMPT, "-m", folder, "-n", 2, "--json", tmp_path / "out.json")
+    assert done.status == 0
+    assert "(length at '[/INST] :smile:')" in done.err
+    assert json.loads((tmp_path / "out.json").read_text())["stop_reason"] == "[/INST] :smile:"
+    prompts = write_lines(tmp_path / "p.jsonl", {"prompt": PROMPT})
+    assert run("check", "-m", folder, "-p", prompts, "-n", 2).status == 0
+
+
+@pytest.mark.parametrize("command", ["generate", "check", "replay"])
+def test_json_is_written_before_the_figures(
+    run: Run, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """What was computed is kept, whatever goes wrong in showing it."""
+
+    def fails(*_: object) -> None:
+        raise RuntimeError("cannot show")
+
+    monkeypatch.setattr(outpace.cli.generate, "_show_figures", fails)
+    for module in (outpace.cli.check, outpace.cli.replay):
+        monkeypatch.setattr(module, "_show", fails)
+    lines = write_lines(tmp_path / "lines.jsonl", {"prompt": PROMPT, "prompt_ids": [5], "output_ids": [5, 5, 5]})
+    arguments = {
+        "generate": [PROMPT, "-m", checkpoint, "-n", 2],
+        "check": ["-m", checkpoint, "-p", lines, "-n", 2],
+        "replay": [lines],
+    }[command]
+    with pytest.raises(RuntimeError, match="cannot show"):
+        run(command, *arguments, "--json", tmp_path / "out.json")
+    assert json.loads((tmp_path / "out.json").read_text())
 
 
 # --- check -----------------------------------------------------------------------------------------------------------
@@ -323,7 +372,7 @@ SAYS = {
     "dtype": "did you mean 'float32'",
     "long prompt": "context of 512 tokens",
     "empty prompt": "the prompt is empty",
-    "max_tokens 0": "--max-tokens",
+    "max_tokens 0": "max_tokens must be an integer at least 1 or None, found 0",
     "standard input": "byte 0xe9 at offset 3",
     "surrogate": r"'\udcff'",
     "prompts not UTF-8": "lines.jsonl:2: expected UTF-8, found byte 0xe9",
@@ -387,6 +436,28 @@ def test_version_and_no_arguments(run: Run) -> None:
 
 
 # --- as processes ----------------------------------------------------------------------------------------------------
+
+
+LIGHT = """
+import sys
+from outpace.cli import main
+for command in sys.argv[1:]:
+    try:
+        main(command.split())
+    except SystemExit as end:
+        print(f"status of {command}: {end.code}")
+heavy = {"numba", "numpy", "outpace.draft", "outpace.engine", "torch", "transformers"} & set(sys.modules)
+assert not heavy, heavy
+"""
+
+
+def test_help_and_usage_errors_do_not_wait_for_torch() -> None:
+    good = ["--version", "--help", "generate --help", "check --help", "replay --help"]
+    bad = ["generat", "generate --temprature 1", "check --limit 0", "check -m x", "replay"]
+    done = subprocess.run([sys.executable, "-c", LIGHT, *good, *bad], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert [f"status of {command}: 2" in done.stdout for command in good] == [False] * len(good)
+    assert [f"status of {command}: 2" in done.stdout for command in bad] == [True] * len(bad)
 
 
 def process(*arguments: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from outpace.bench.check import CheckResult, Reference, check
-from outpace.bench.prompts import read_prompts
 from outpace.cli.common import (
     AdapterOption,
     DeviceOption,
@@ -23,12 +18,17 @@ from outpace.cli.common import (
     TrustOption,
     check_writable,
     err_console,
+    load_engine,
     load_options,
-    quiet_libraries,
     write_json,
 )
-from outpace.engine import Engine
 from outpace.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outpace.bench.check import CheckResult, Reference
+    from outpace.engine import Engine
 
 _HELP = "\n\n".join(
     (
@@ -74,26 +74,17 @@ def check_command(
     reference: Reference = "none" if against == "none" else "transformers"
     check_writable(json_path)
     options = load_options(dtype, device, adapter, trust_remote_code)
+    from outpace.bench.prompts import read_prompts
+
     listed: list[Any] = list(read_prompts(prompts, limit))
     if chat:
         listed = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in listed]
-    quiet_libraries(threads)
     console = err_console()
-    with console.status(f"loading {model}"):
-        engine = Engine(model, drafter=drafter, max_nodes=max_nodes, guard=guard, max_batch_size=batch_size, **options)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("with speculation", total=len(listed))
-        result = check(
-            engine,
-            listed,
-            max_tokens=max_tokens,
-            reference=reference,
-            on_step=lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total),
-        )
+    options |= {"drafter": drafter, "max_nodes": max_nodes, "guard": guard, "max_batch_size": batch_size}
+    engine = load_engine(console, model, threads, **options)
+    result = _check(console, engine, listed, max_tokens, reference)
+    write_json(json_path, result.to_dict())
     _show(console, result)
-    if json_path is not None:
-        write_json(json_path, result.to_dict())
     if result.divergences:
         raise typer.Exit(1)
     if result.errors:
@@ -105,7 +96,27 @@ def register(app: typer.Typer) -> None:
     app.command("check", help=_HELP)(check_command)
 
 
+def _check(console: Console, engine: Engine, prompts: list[Any], max_tokens: int, reference: Reference) -> CheckResult:
+    """The check, with a bar of its progress."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from outpace.bench.check import check
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("with speculation", total=len(prompts))
+        return check(
+            engine,
+            prompts,
+            max_tokens=max_tokens,
+            reference=reference,
+            on_step=lambda stage, done, total: bar.update(task, description=stage, completed=done, total=total),
+        )
+
+
 def _show(console: Console, result: CheckResult) -> None:
+    from rich.table import Table
+
     differing = [detail for detail in result.details if detail.result != "identical"]
     if differing:
         table = Table()
@@ -118,7 +129,7 @@ def _show(console: Console, result: CheckResult) -> None:
         console.print(table)
         for detail in differing:
             if detail.message is not None:
-                console.print(f"prompt {detail.index}: {detail.message}", markup=False)
+                console.print(f"prompt {detail.index}: {detail.message}")
     console.print(
         f"{result.prompts} prompts, {result.tokens:,} tokens: {result.identical} identical, {result.ties} ties, "
         f"{result.divergences} divergences, {result.errors} errors"

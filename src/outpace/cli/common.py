@@ -1,31 +1,41 @@
-"""What several commands share: options, quiet loading, JSON output."""
+"""What several commands share: options, quiet loading, JSON output.
+
+The engine, and torch with it, is imported where it is used: help and usage errors must not wait for it.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
-import transformers
 import typer
-from rich.console import Console
 
-from outpace.draft import available_drafters
 from outpace.errors import InputError
-from outpace.model import LoadOptions
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outpace.engine import Engine
+
+# What `available_drafters` says, which would import the drafters.
+USABLE_DRAFTERS = ("llma", "lookup", "none", "suffix")
+ALL_DRAFTERS = ("llma", "lookup", "none", "oracle", "suffix")
 
 ModelOption = Annotated[
     str, typer.Option("--model", "-m", metavar="M", help="Folder of a checkpoint, or a Hugging Face hub id.")
 ]
 DrafterOption = Annotated[
     str,
-    typer.Option(
-        "--drafter", "-d", metavar="D", help=f"One of {', '.join(available_drafters())}; options in parentheses."
-    ),
+    typer.Option("--drafter", "-d", metavar="D", help=f"One of {', '.join(USABLE_DRAFTERS)}; options in parentheses."),
+]
+ReplayDrafterOption = Annotated[
+    str,
+    typer.Option("--drafter", "-d", metavar="D", help=f"One of {', '.join(ALL_DRAFTERS)}; options in parentheses."),
 ]
 DtypeOption = Annotated[
     str, typer.Option("--dtype", help="float32, bfloat16, float16, float64, or auto: as the checkpoint was saved.")
@@ -49,12 +59,19 @@ MaxNodesOption = Annotated[
 
 
 def err_console() -> Console:
-    """A console on standard error, for figures and progress."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    """A console on standard error, for figures and progress.
+
+    What is printed is shown as it is: paths, stop strings and categories may look like markup.
+    """
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def load_options(dtype: str, device: str, adapter: str | None, trust_remote_code: bool) -> dict[str, Any]:
     """Loading options as `Engine` takes them, checked before anything slow happens."""
+    from outpace.model import LoadOptions
+
     values: dict[str, Any] = {
         "dtype": dtype, "device": device, "adapter": adapter, "trust_remote_code": trust_remote_code
     }  # fmt: skip
@@ -62,8 +79,29 @@ def load_options(dtype: str, device: str, adapter: str | None, trust_remote_code
     return values
 
 
+def load_engine(console: Console, model: str, threads: int | None, **options: Any) -> Engine:
+    """Make an engine, with nothing on the terminal but that it is loading.
+
+    Args:
+        console: Where to say so.
+        model: Folder or hub id.
+        threads: As `quiet_libraries` takes it.
+        options: As `Engine` takes them.
+    """
+    from rich.text import Text
+
+    from outpace.engine import Engine
+
+    quiet_libraries(threads)
+    with console.status(Text(f"loading {model}")):  # a string would be read as markup
+        return Engine(model, **options)
+
+
 def quiet_libraries(threads: int | None) -> None:
     """Keep Transformers' progress bars and advice off the terminal, and set torch's threads."""
+    import torch
+    import transformers
+
     logs: Any = transformers.logging  # untyped
     logs.set_verbosity_error()
     logs.disable_progress_bar()
@@ -92,13 +130,17 @@ def check_writable(path: str | None) -> None:
         raise InputError(f"cannot write {path}: {problem}")
 
 
-def write_json(path: str, value: Any) -> None:
-    """Write JSON to a file, or to standard output if ``path`` is ``-``.
+def write_json(path: str | None, value: Any) -> None:
+    """Write JSON to a file, to standard output if ``path`` is ``-``, or nowhere if it is None.
+
+    JSON has no infinities: a number that is not finite (the log-probability of an impossible token) is written as null.
 
     Raises:
         InputError: The file cannot be written.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
+    if path is None:
+        return
+    text = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     if path == "-":
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -107,3 +149,14 @@ def write_json(path: str, value: Any) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _finite(value: Any) -> Any:
+    """``value`` with None in place of numbers that are not finite, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from outpace.cli.common import (
     AdapterOption,
@@ -20,13 +19,17 @@ from outpace.cli.common import (
     TrustOption,
     check_writable,
     err_console,
+    load_engine,
     load_options,
-    quiet_libraries,
     write_json,
 )
-from outpace.config import SamplingParams
-from outpace.engine import Engine, Output, total_figures
 from outpace.errors import ConfigError, OutpaceError, PromptError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outpace.config import SamplingParams
+    from outpace.engine import Engine, Output
 
 _HELP = "\n\n".join(
     (
@@ -47,7 +50,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="[PROMPT|-]", help="Text, or - for standard input.")] = "-",
     drafter: DrafterOption = "suffix",
     max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", "-n", min=1, metavar="N", help="Most tokens to generate.")
+        int | None, typer.Option("--max-tokens", "-n", metavar="N", help="Most tokens to generate.")
     ] = 256,
     temperature: Annotated[float, typer.Option("--temperature", "-t", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Keep the k most likely tokens; 0 keeps all.")] = 0,
@@ -74,6 +77,8 @@ def generate(
     json_path: JsonOption = None,
 ) -> None:
     """Generate and stream; see ``_HELP``."""
+    from outpace.config import SamplingParams
+
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -89,10 +94,8 @@ def generate(
     check_writable(json_path)
     options = load_options(dtype, device, adapter, trust_remote_code)
     text = _read_prompt(prompt)
-    quiet_libraries(threads)
     console = err_console()
-    with console.status(f"loading {model}"):
-        engine = Engine(model, drafter=drafter, max_nodes=max_nodes, guard=guard, **options)
+    engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, **options)
     if engine.tokenizer is None:
         raise ConfigError(f"{model!r} has no tokenizer that could be loaded, and a text prompt needs one")
     messages = [{"role": "system", "content": system}] if system is not None else []
@@ -101,9 +104,8 @@ def generate(
     if json_path != "-" and samples > 1:
         for output in outputs:
             print(f"--- sample {output.sample_index}\n{output.text}")
+    write_json(json_path, [output.to_dict() for output in outputs] if samples > 1 else outputs[0].to_dict())
     _show_figures(console, outputs, engine.drafter.name)
-    if json_path is not None:
-        write_json(json_path, [output.to_dict() for output in outputs] if samples > 1 else outputs[0].to_dict())
 
 
 def register(app: typer.Typer) -> None:
@@ -130,6 +132,8 @@ def _run(engine: Engine, prompt: Any, params: SamplingParams, *, show: bool) -> 
 
 
 def _show_figures(console: Console, outputs: list[Output], drafter: str) -> None:
+    from outpace.engine import total_figures
+
     figures = total_figures(outputs)
     # Samples share their steps, so the longest of them is the time of all.
     prefill = max(output.figures.prefill_s for output in outputs)
@@ -139,8 +143,9 @@ def _show_figures(console: Console, outputs: list[Output], drafter: str) -> None
     seeds = f", seed {outputs[0].seed}" if outputs[0].seed is not None else ""
     reasons = ", ".join(sorted({_reason(output) for output in outputs}))
     console.print(
-        f"[dim]{tokens} tokens ({reasons}), {speed}, {figures.mean_accepted_tokens:.2f} tokens a step with drafter "
-        f"{drafter}; prompt of {len(outputs[0].prompt_token_ids)} in {prefill:.2f} s{seeds}[/dim]"
+        f"{tokens} tokens ({reasons}), {speed}, {figures.mean_accepted_tokens:.2f} tokens a step with drafter "
+        f"{drafter}; prompt of {len(outputs[0].prompt_token_ids)} in {prefill:.2f} s{seeds}",
+        style="dim",
     )
 
 

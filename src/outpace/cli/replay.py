@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
-from outpace.bench.replay import Replay, start_replay
-from outpace.bench.traces import Trace, load_encoder, read_traces
-from outpace.cli.common import check_writable, err_console, write_json
-from outpace.draft import available_drafters
+from outpace.cli.common import JsonOption, ReplayDrafterOption, check_writable, err_console, write_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from outpace.bench.replay import Replay
+    from outpace.bench.traces import Trace
 
 _HELP = "\n\n".join(
     (
@@ -21,7 +21,7 @@ _HELP = "\n\n".join(
         "Each line of a trace file holds `prompt_ids` and `output_ids`. The drafter sees the prompt and the first "
         "output token, then drafts step after step; what agrees with the recorded output counts as accepted. Any other "
         "file is plain text and needs `--tokenizer`.",
-        "Example:",
+        "Examples:",
         "    outpace replay traces.jsonl --drafter suffix --json -",
         "    outpace replay book.txt --tokenizer llama.model -d 'suffix(draft_size=20)' --max-nodes 8",
         "The figures go to standard error; with `--json -` standard output holds the JSON and nothing else.",
@@ -31,9 +31,7 @@ _HELP = "\n\n".join(
 
 def replay(
     traces: Annotated[list[str], typer.Argument(metavar="TRACES...", help="Trace files (.jsonl), or plain text.")],
-    drafter: Annotated[
-        str, typer.Option("--drafter", "-d", help=f"One of {', '.join(available_drafters())}; options in parentheses.")
-    ] = "suffix",
+    drafter: ReplayDrafterOption = "suffix",
     max_nodes: Annotated[
         int | None, typer.Option("--max-nodes", min=0, metavar="N", help="Verify at most N nodes a step.")
     ] = None,
@@ -41,13 +39,16 @@ def replay(
         str | None,
         typer.Option("--tokenizer", metavar="T", help="For plain text: SentencePiece .model file, folder or hub id."),
     ] = None,
-    json_path: Annotated[
-        str | None, typer.Option("--json", metavar="PATH", help="Write the figures as JSON; - is standard output.")
-    ] = None,
+    json_path: JsonOption = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="Only the first N traces.")] = None,
 ) -> None:
     """Replay recorded outputs through a drafter; see ``_HELP``."""
     check_writable(json_path)
+    from rich.progress import track
+
+    from outpace.bench.replay import start_replay
+    from outpace.bench.traces import load_encoder, read_traces
+
     console = err_console()
     encode = load_encoder(tokenizer) if tokenizer is not None else None
     loaded: list[Trace] = list(
@@ -56,9 +57,8 @@ def replay(
     run = start_replay(drafter, loaded, max_nodes)
     for trace in track(loaded, description="replaying", console=console, transient=True):
         run.add(trace)
+    write_json(json_path, run.result.to_json())
     _show(console, run)
-    if json_path is not None:
-        write_json(json_path, run.result.to_json())
 
 
 def register(app: typer.Typer) -> None:
@@ -67,6 +67,8 @@ def register(app: typer.Typer) -> None:
 
 
 def _show(console: Console, run: Replay) -> None:
+    from rich.table import Table
+
     result = run.result
     table = Table()
     for heading in ("category", "tokens a step"):

@@ -77,9 +77,18 @@ _DRAFTERS = {
 }
 
 
-def available_drafters() -> dict[str, str]:
-    """Every drafter that a spec can name, with one line on what it does."""
-    return {name: entry.summary for name, entry in sorted(_DRAFTERS.items())}
+def available_drafters(*, usable_only: bool = False) -> dict[str, str]:
+    """Every drafter that a spec can name, with one line on what it does.
+
+    Args:
+        usable_only: Without those that must know the output before, such as ``oracle``: what an engine can be given by
+            name.
+    """
+    return {
+        name: entry.summary
+        for name, entry in sorted(_DRAFTERS.items())
+        if not (usable_only and entry.needs_continuations)
+    }
 
 
 def build_drafter(spec: str | Drafter | DrafterSpec, continuations: Continuations | None = None) -> Drafter:

@@ -74,6 +74,15 @@ def test_help_teaches_with_an_example(app: typer.Typer) -> None:
     result = CliRunner().invoke(app, ["replay", "--help"])
     assert result.exit_code == 0
     assert "outpace replay traces.jsonl --drafter suffix" in result.stdout
+    assert "Examples:" in result.stdout
+
+
+def test_a_category_is_not_read_as_markup(app: typer.Typer, tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text(json.dumps({"prompt_ids": [1], "output_ids": [2, 3], "category": "[/qa] :smile:"}))
+    result = CliRunner().invoke(app, ["replay", str(path)])
+    assert result.exit_code == 0, result.exception
+    assert "[/qa] :smile:" in result.stderr
 
 
 def test_errors_are_typed(app: typer.Typer, traces: Path, tmp_path: Path) -> None:
