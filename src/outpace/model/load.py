@@ -26,7 +26,7 @@ class LoadOptions:
         dtype: ``"auto"`` (as saved), a name such as ``"bfloat16"``, or a `torch.dtype`.
         device: ``"auto"`` (a GPU if there is one), or a device such as ``"cpu"`` or ``"cuda:1"``. Not with ``device_map``.
         device_map: Spreads the layers over devices (needs accelerate).
-        quantization_config: Of Transformers, for instance `BitsAndBytesConfig`.
+        quantization_config: Of Transformers, for instance `BitsAndBytesConfig` (needs accelerate).
         adapter: Folder or hub id of a PEFT adapter (needs peft).
         revision: Of a hub checkpoint.
         trust_remote_code: Run modeling code that comes with the checkpoint. Off, because it is code.
@@ -86,14 +86,19 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> torch.nn.M
     try:
         config = AutoConfig.from_pretrained(path, **common)
     except Exception as error:
-        raise CheckpointError(f"cannot read the configuration of {path!r}: {_first_line(error)}") from error
+        raise CheckpointError(f"cannot read the configuration of {path!r}: {_said(path, error)}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise UnsupportedModelError(
             f"{path!r} is an encoder-decoder ({config.model_type}); Outpace runs decoder-only models"
         )
     arguments = {**common, "config": config, "dtype": options.torch_dtype(), "output_loading_info": True}
+    device = options.torch_device()
+    # Quantised weights cannot be moved, or only some kinds of them: they are loaded where they shall be.
+    quantised = options.quantization_config is not None or getattr(config, "quantization_config", None) is not None
     if options.device_map is not None:
         arguments["device_map"] = options.device_map
+    elif quantised:
+        arguments["device_map"] = str(device)
     if options.quantization_config is not None:
         arguments["quantization_config"] = options.quantization_config
     try:
@@ -105,11 +110,10 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> torch.nn.M
     if missing:
         shown = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise CheckpointError(f"checkpoint {path!r} lacks weights that the model needs: {shown}")
-    if options.device_map is None and options.quantization_config is None:
-        device = options.torch_device()
+    if "device_map" not in arguments:
         try:
             model = model.to(device)
-        except (RuntimeError, AssertionError) as error:
+        except (RuntimeError, AssertionError, ValueError) as error:
             raise CheckpointError(f"cannot move {path!r} to {device}: {_first_line(error)}") from error
     if options.adapter is not None:
         model = _with_adapter(model, options.adapter)
@@ -184,11 +188,25 @@ def _weight_index(folder: Path) -> Path | None:
     return None
 
 
+def _said(path: str, error: BaseException) -> str:
+    """What Transformers said; for what is no folder here, that the hub was asked, and which folders have close names."""
+    said = _first_line(error)
+    if Path(path).is_dir():
+        return said
+    close = difflib.get_close_matches(Path(path).name, _checkpoints_in(Path()), n=3)
+    here = f"; checkpoints here with a name like it: {', '.join(close)}" if close else ""
+    return f"no folder of that name here, and the hub said: {said}{here}"
+
+
+def _checkpoints_in(folder: Path) -> list[str]:
+    return [path.name for path in folder.iterdir() if (path / "config.json").is_file()]
+
+
 def _close_folders(folder: Path) -> str:
     parent = folder.parent
     if not parent.is_dir():
         return f"; {str(parent)!r} does not exist either"
-    known = [p.name for p in parent.iterdir() if (p / "config.json").is_file()]
+    known = _checkpoints_in(parent)
     close = difflib.get_close_matches(folder.name, known, n=3, cutoff=0.4) or sorted(known)[:5]
     return f"; checkpoints beside it: {', '.join(close)}" if close else f"; {str(parent)!r} holds no checkpoints"
 

@@ -193,7 +193,25 @@ def test_a_misspelt_folder(folder: Path) -> None:
 
 def test_a_hub_id_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it read the environment long ago
-    refused("outpace-tests/no-such-model", "cannot read the configuration of 'outpace-tests/no-such-model'")
+    name = "outpace-tests/no-such-model"
+    refused(
+        name, f"cannot read the configuration of '{name}': no folder of that name here, and the hub said: OSError: "
+    )
+
+
+def test_a_bare_name_asks_the_hub_and_shows_folders_with_close_names(
+    pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my-llama").symlink_to(pristine)
+    (tmp_path / "my-lama2").mkdir()  # holds no checkpoint
+    said = "no folder of that name here, and the hub said: OSError: "
+    refused("my-lama", rf"configuration of 'my-lama': {said}.*; checkpoints here with a name like it: my-llama$")
+    refused("someone/my-lama", "with a name like it: my-llama$")
+    with pytest.raises(CheckpointError, match=said) as caught:
+        load_model("nope", CPU)
+    assert "checkpoints here" not in str(caught.value)
 
 
 def test_an_encoder_decoder(tmp_path: Path) -> None:
@@ -239,6 +257,54 @@ def test_options_that_cannot_be() -> None:
 
 def test_a_device_that_is_not_there(pristine: Path) -> None:
     refused(pristine, r"cannot move .*llama' to cuda:99", LoadOptions(device="cuda:99"))
+
+
+def test_a_model_that_refuses_to_move(pristine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def to(*_: object) -> None:
+        raise ValueError("`.to` is not supported for this model")
+
+    monkeypatch.setattr(hf.LlamaForCausalLM, "to", to)
+    refused(pristine, r"cannot move .*llama' to cpu: ValueError: `\.to` is not supported")
+
+
+# --- Quantisation ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def loaded_with(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What Transformers is asked for; quantised models as they are without the packages and the GPU that make them."""
+    asked: dict[str, Any] = {}
+
+    def from_pretrained(path: str, config: hf.PretrainedConfig, **arguments: Any) -> Any:
+        asked.update(arguments)
+        return Fixed(), {"missing_keys": set()}
+
+    monkeypatch.setattr("outpace.model.load.AutoModelForCausalLM.from_pretrained", from_pretrained)
+    return asked
+
+
+class Fixed(torch.nn.Module):
+    def to(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("moved a quantised model")
+
+
+@pytest.mark.parametrize("in_checkpoint", [False, True])
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda:1"])
+def test_quantised_weights_are_loaded_where_they_shall_be(
+    folder: Path, loaded_with: dict[str, Any], in_checkpoint: bool, device: str
+) -> None:
+    quantisation = {"quant_method": "fp8"}
+    if in_checkpoint:
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantisation}))
+    load_model(folder, LoadOptions(device=device, quantization_config=None if in_checkpoint else quantisation))
+    assert loaded_with["device_map"] == str(LoadOptions(device=device).torch_device())
+    assert loaded_with.get("quantization_config") == (None if in_checkpoint else quantisation)
+
+
+def test_a_device_map_places_quantised_weights(folder: Path, loaded_with: dict[str, Any]) -> None:
+    load_model(folder, LoadOptions(device_map="auto", quantization_config={"quant_method": "fp8"}))
+    assert loaded_with["device_map"] == "auto"
 
 
 # --- Code that comes with a checkpoint ---------------------------------------------------------------------------------
