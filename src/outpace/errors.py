@@ -28,6 +28,9 @@ from collections.abc import Iterable
 from typing import Any
 
 
+_MOST_NAMES = 40  # that a message lists
+
+
 class OutpaceError(Exception):
     """Root of every error that Outpace raises on purpose.
 
@@ -58,7 +61,8 @@ class UnknownNameError(ConfigError):
         message = f"unknown {kind} {name!r}"
         if close:
             message += f"; did you mean {' or '.join(repr(c) for c in close)}?"
-        message += f" (known: {', '.join(self.known) or 'none'})"
+        more = f" and {len(self.known) - _MOST_NAMES} more" if len(self.known) > _MOST_NAMES else ""
+        message += f" (known: {', '.join(self.known[:_MOST_NAMES]) or 'none'}{more})"
         super().__init__(f"{message}. {hint}" if hint else message)
 
 

@@ -206,7 +206,8 @@ def noise_floor(target: Target, texts: SequenceOf[Int32Array]) -> float:
 
 
 def _largest_difference(plain: SequenceOf[torch.Tensor], packed: SequenceOf[torch.Tensor]) -> float:
-    return max(float((a - b.float().to(a.device)).abs().max()) for a, b in zip(plain, packed, strict=True))
+    worst = [(a - b.float().to(a.device)).abs().nan_to_num(torch.inf) for a, b in zip(plain, packed, strict=True)]
+    return max(float(difference.max()) for difference in worst)
 
 
 def _explainable(target: Target, texts: SequenceOf[Int32Array]) -> float:

@@ -41,12 +41,15 @@ class Signals:
     Attributes:
         row_offsets: ``int32[B + 1]``: rows of sequence ``b``. Its pending positions come first (the last of them is the
             root), then its tree's nodes in order.
+        first_positions: ``int32[B]``, position of each sequence's first row. Positions that were seen before come again
+            where keys and values are computed anew (see `Drafter.recomputed`).
         input_tokens: ``int32[rows]``, the token at each row.
         top_ids: ``int32[rows, top_k]``, the model's best next tokens there, best first; None if not asked for.
         hidden: Output of each named module, ``[rows, width]``.
     """
 
     row_offsets: Int32Array
+    first_positions: Int32Array
     input_tokens: Int32Array
     top_ids: Int32Array | None
     hidden: dict[str, torch.Tensor]
@@ -100,6 +103,12 @@ class Drafter(ABC):
     @abstractmethod
     def close(self, key: int) -> None:
         """Forget a sequence; its key may be used again."""
+
+    def recomputed(self, key: int) -> None:  # noqa: B027 (most drafters have nothing to do)
+        """The engine gave the sequence's keys and values up: signals will show its tokens again, from the first one on.
+
+        A drafter with keys and values of its own, one row for each of the target's, drops them here.
+        """
 
     @abstractmethod
     def fork(self, key: int, new_key: int) -> None:

@@ -14,7 +14,7 @@ from outpace.engine import step as parts
 from outpace.engine.output import EngineFigures, Figures, Output, Progress
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Batch, Scheduler
-from outpace.errors import ArenaFullError, ModelError
+from outpace.errors import ArenaFullError, ModelError, OutpaceError
 from outpace.model import KVArena, StepPlan, Target, available_rows
 from outpace.reduce import Guard, select
 from outpace.tree import DraftTrees, Int32Array, Verdicts
@@ -32,19 +32,26 @@ class EngineCore:
         drafter: Where drafts come from.
         arena: Keys and values of all requests.
         scheduler: Who runs and who waits.
-        undelivered: Progress that the next `step` hands out.
+        requests: Active requests by their id, one entry for each sample.
+        undelivered: What steps did for the requests, until somebody takes it.
     """
 
     def __init__(self, target: Target, drafter: Drafter, config: EngineConfig) -> None:
         self.config, self.target, self.drafter = config, target, drafter
         rows = config.kv_tokens or available_rows(target.layers)
         self.arena = KVArena(target.layers, max_rows=rows, initial_rows=min(_INITIAL_ROWS, rows))
-        self.scheduler = Scheduler(self.arena, config.max_batch_size, config.max_step_tokens, target.rope_switch)
+        self.scheduler = Scheduler(
+            self.arena, config.max_batch_size, config.max_step_tokens, target.rope_switch, self._tell_drafter
+        )
+        self.requests: dict[str, list[Request]] = {}
         self.undelivered: list[Progress] = []
         self._guard = Guard() if config.guard else None
         self._next_key = 0
         self._total = Figures()
         self._finished: dict[str, int] = {}
+        target.check_modules(drafter.needs.hidden_layers)
+        # Drafts from outside are checked before they index anything; checking costs more than some of ours cost to make.
+        self._checks_drafts = config.debug or not type(drafter).__module__.startswith("outpace.")
 
     def new_key(self) -> int:
         """A number for a sequence that no other has."""
@@ -52,19 +59,17 @@ class EngineCore:
         return self._next_key - 1
 
     def add(self, request: Request) -> None:
-        """Queue a request; one that wants no token finishes at once."""
+        """Queue a request."""
         self.arena.open(request.sequence.key)
         self.scheduler.waiting.append(request)
-        if request.tokens_left == 0:
-            request.finish("length")
-            self.retire(request)
+        self.requests.setdefault(request.request_id, []).append(request)
 
     def figures(self) -> EngineFigures:
         """Totals since the beginning."""
-        active = len(self.scheduler.active)
+        active = sum(map(len, self.requests.values()))
         return EngineFigures(self._total, dict(self._finished), active, self.arena.num_used, self.arena.capacity)
 
-    def step(self) -> list[Progress]:
+    def step(self) -> None:
         """Draft, reduce, pack, forward, verify, commit: for every running request at once."""
         self.scheduler.admit()
         self._spread_samples()
@@ -73,8 +78,6 @@ class EngineCore:
             self._run(batch)
         if self.config.debug:
             self.arena.check()
-        delivered, self.undelivered = self.undelivered, []
-        return delivered
 
     def _run(self, batch: Batch) -> None:
         started = time.perf_counter()
@@ -88,14 +91,16 @@ class EngineCore:
             return
         logits, signals = self._forward(batch, plan)
         verification = self._verify(batch, trees, plan, logits)
-        committed = parts.commit(batch, plan, trees, verification, self.arena)
+        committed = parts.commit(batch, plan, trees, verification, self.arena, self.scheduler.drop_cache)
 
         resumed = time.perf_counter()
-        self._observe(batch, committed.verdicts, signals)
-        ended = time.perf_counter()
-        draft_seconds += ended - resumed
-        self._record(batch, plan, drafted, trees, committed.verdicts, ended - started, draft_seconds)
-        self._deliver(batch, committed)
+        try:
+            self._observe(batch, committed.verdicts, signals)
+        finally:  # what is committed is delivered, whatever a drafter makes of it
+            ended = time.perf_counter()
+            draft_seconds += ended - resumed
+            self._record(batch, plan, drafted, trees, committed.verdicts, ended - started, draft_seconds)
+            self._deliver(batch, committed)
 
     def _draft(self, batch: Batch, depth_limits: Int32Array) -> DraftTrees:
         for request in batch.requests:
@@ -103,7 +108,7 @@ class EngineCore:
                 sequence = request.sequence
                 self.drafter.open(sequence.key, sequence.tokens.copy(), sequence.namespace)
                 request.drafting = True
-        vocab_size = self.target.vocab_size if self.config.debug else None
+        vocab_size = self.target.num_embeddings if self._checks_drafts else None
         return parts.draft(batch, self.drafter, depth_limits, self.config.max_nodes, vocab_size)
 
     def _reduce(self, batch: Batch, drafted: DraftTrees, depth_limits: Int32Array) -> DraftTrees:
@@ -112,7 +117,11 @@ class EngineCore:
         trees = select(drafted, self.config.max_nodes, max_depth=depth_limits)
         if self._guard is None:
             return trees
-        return select(trees, self.config.max_nodes, total=self._guard.limit(trees, sum(batch.chunks)))
+        return select(
+            trees,
+            self.config.max_nodes,
+            total=self._guard.limit(trees, batch.decoding, beside_prefill=not batch.is_plain_decoding),
+        )
 
     def _pack(self, batch: Batch, trees: DraftTrees) -> tuple[StepPlan | None, DraftTrees]:
         """Reserve room and write the step down; no plan if there was no room, and somebody had to give way."""
@@ -123,7 +132,7 @@ class EngineCore:
         if error is not None:
             self._give_way(error)
             return None, trees
-        return parts.pack_step(batch, trees, self.arena, every_row=not self.drafter.needs.nothing), trees
+        return parts.pack_step(batch, trees, self.arena, every_row=self.drafter.needs.top_k > 0), trees
 
     def _forward(self, batch: Batch, plan: StepPlan) -> tuple[torch.Tensor, Signals | None]:
         try:
@@ -131,12 +140,15 @@ class EngineCore:
         except BaseException as error:
             for request in batch.requests:
                 self.arena.release(request.sequence.key)
+            if isinstance(error, OutpaceError) or not isinstance(error, Exception):
+                raise
             if isinstance(error, torch.OutOfMemoryError):
-                raise ModelError(
-                    f"out of device memory in a pass over {plan.num_tokens} tokens; lower max_step_tokens, max_batch_size or "
-                    f"kv_tokens ({error})"
-                ) from error
-            raise
+                advice = "; lower max_step_tokens, max_batch_size or kv_tokens"
+            else:
+                advice = ""
+            raise ModelError(
+                f"the model failed in a pass over {plan.num_tokens} tokens with {type(error).__name__}: {error}{advice}"
+            ) from error
         return logits, parts.gather_signals(self.drafter, plan, logits, hidden)
 
     def _verify(self, batch: Batch, trees: DraftTrees, plan: StepPlan, logits: torch.Tensor) -> Verification | None:
@@ -194,8 +206,9 @@ class EngineCore:
                 continue
             samples, request.num_samples = request.num_samples, 1
             for index in range(1, samples):
-                twin = self.fork(request, request.request_id, index, request.chooser.seed + index)
-                self.scheduler.running.append(twin)
+                self.scheduler.running.append(
+                    self.fork(request, request.request_id, index, request.chooser.seed + index)
+                )
 
     def fork(self, request: Request, request_id: str, sample_index: int, seed: int) -> Request:
         """A copy of a request that shares its keys and values; the caller puts it into the scheduler's lists."""
@@ -204,13 +217,15 @@ class EngineCore:
         if request.drafting:
             self.drafter.fork(request.sequence.key, twin.sequence.key)
             twin.drafting = True
+        self.requests.setdefault(request_id, []).append(twin)
         return twin
 
     def _give_way(self, error: ArenaFullError) -> None:
-        """No room: the request that came last waits until others have finished; alone, it fails."""
+        """No room: one that holds rows while it waits gives them up, or the one that came last waits; alone, it fails."""
         running = self.scheduler.running
-        if len(running) > 1:
-            self.scheduler.preempt(running[-1])
+        holding = [request for request in self.scheduler.waiting if request.sequence.num_cached]
+        if holding or len(running) > 1:
+            self.scheduler.preempt(holding[-1] if holding else running[-1])
         else:
             running[0].fail(error)
             self.retire(running[0])
@@ -224,9 +239,10 @@ class EngineCore:
     def retire(self, request: Request, tokens: SequenceOf[int] = (), origins: SequenceOf[int] = ()) -> None:
         """Free what a finished request holds, and deliver its output (one for each sample that was never made)."""
         self.scheduler.remove(request)
+        self.requests[request.request_id].remove(request)
+        if not self.requests[request.request_id]:
+            del self.requests[request.request_id]
         self.arena.free(request.sequence.key)
-        if request.drafting:
-            self.drafter.close(request.sequence.key)
         text = request.text.finish()
         for index in range(request.sample_index, request.sample_index + request.num_samples):
             output = request.output() if index == request.sample_index else self._unmade(request, index)
@@ -237,3 +253,9 @@ class EngineCore:
                     request.request_id, index, list(tokens), list(origins), text if request.streams else "", output
                 )
             )
+        if request.drafting:
+            self.drafter.close(request.sequence.key)
+
+    def _tell_drafter(self, request: Request) -> None:
+        if request.drafting:
+            self.drafter.recomputed(request.sequence.key)

@@ -16,7 +16,7 @@ from outpace.engine.core import EngineCore
 from outpace.engine.output import EngineFigures, Output, Progress
 from outpace.engine.prompts import Prompt, as_list, to_token_ids
 from outpace.engine.request import Request
-from outpace.engine.setup import eos_ids, failed_output, params_for, split_options, tokenizer_beside
+from outpace.engine.setup import eos_ids, failed_output, params_for, split_options, stop_tokens, tokenizer_beside
 from outpace.engine.text import TextStream
 from outpace.errors import (
     ArenaFullError,
@@ -76,6 +76,8 @@ class Engine:
         self.target = probe(module, backend=self.config.backend, context_length=self.config.context_length)
         self._core = EngineCore(self.target, self.drafter, self.config)
         self._eos_ids = eos_ids(self.target.model)
+        self._boxes: dict[str, list[Progress]] = {}  # of requests that `generate` or `stream` waits for
+        self._unclaimed: list[Progress] = []  # of all others, for whoever calls `step`
 
     # --- requests --------------------------------------------------------------------------------------------------
 
@@ -107,27 +109,43 @@ class Engine:
             ConfigError: Parameters that do not fit the model or the engine.
             LifecycleError: The id is in use.
         """
+        request = self._build(prompt, params, request_id, namespace, stream, prompt_index)
+        self._core.add(request)
+        return request.request_id
+
+    def _build(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str | None = None,
+        namespace: str = "",
+        stream: bool = False,
+        prompt_index: int = 0,
+    ) -> Request:
+        """A request that is ready to be queued; see `submit`."""
         params = params or SamplingParams()
-        request_id = request_id or f"request-{self._core.new_key()}"
-        if any(request.request_id == request_id for request in self._core.scheduler.active):
-            raise LifecycleError(f"request id {request_id!r} is in use")
-        tokens = to_token_ids(prompt, self.tokenizer, self.target.vocab_size, self._why_no_tokenizer)
+        request_id = self._new_id(request_id)
+        tokens = to_token_ids(prompt, self.tokenizer, self.target.num_embeddings, self._why_no_tokenizer)
         if params.stop and self.tokenizer is None:
             raise ConfigError(f"stop strings need a tokenizer, and there is none{self._why_no_tokenizer}")
         if params.n > self.config.max_batch_size:
             raise ConfigError(f"n must be at most max_batch_size, {self.config.max_batch_size}, found {params.n}")
-        request = Request(
+        return Request(
             request_id,
             Sequence(self._core.new_key(), tokens, namespace),
             params,
             Chooser(params, tokens, self.target.vocab_size),
             TextStream(self.tokenizer, params.stop, params.include_stop),
-            eos_ids=frozenset() if params.ignore_eos else self._eos_ids,
+            stop_tokens=stop_tokens(params, self._eos_ids, self.tokenizer),
             max_tokens=self._allowance(len(tokens), params.max_tokens),
             prompt_index=prompt_index,
             streams=stream,
         )
-        self._core.add(request)
+
+    def _new_id(self, wanted: str | None) -> str:
+        request_id = wanted or f"request-{self._core.new_key()}"
+        if request_id in self._core.requests:
+            raise LifecycleError(f"request id {request_id!r} is in use")
         return request_id
 
     def abort(self, request_id: str) -> None:
@@ -136,7 +154,7 @@ class Engine:
         Raises:
             LifecycleError: No active request has this id.
         """
-        for request in self._active(request_id):
+        for request in list(self._active(request_id)):
             request.finish("abort")
             self._core.retire(request)
 
@@ -157,15 +175,10 @@ class Engine:
         originals = self._active(request_id)
         if len(originals) > 1 or originals[0].num_samples > 1:
             raise LifecycleError(f"request {request_id!r} has several samples; fork takes a request with one")
-        new_id = new_request_id or f"request-{self._core.new_key()}"
-        if any(request.request_id == new_id for request in self._core.scheduler.active):
-            raise LifecycleError(f"request id {new_id!r} is in use")
+        new_id = self._new_id(new_request_id)
         original = originals[0]
         twin = self._core.fork(original, new_id, 0, original.chooser.seed + 1 if seed is None else seed)
-        if original in self._core.scheduler.running:
-            self._core.scheduler.running.append(twin)
-        else:
-            self._core.scheduler.waiting.append(twin)
+        self._core.scheduler.waiting.append(twin)
         return new_id
 
     @property
@@ -176,7 +189,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
-        return bool(self._core.scheduler.active or self._core.undelivered)
+        return bool(self._core.requests or self._core.undelivered or self._unclaimed)
 
     def figures(self) -> EngineFigures:
         """Totals since the engine was made."""
@@ -191,14 +204,28 @@ class Engine:
             What each request that took part got; finished ones carry their output. A request that goes wrong finishes with
             its error, and the others go on.
         """
-        return self._core.step()
+        self._pump()
+        delivered, self._unclaimed = self._unclaimed, []
+        return delivered
+
+    def _pump(self) -> None:
+        """Run one step, and put everybody's progress where they will look for it."""
+        try:
+            self._core.step()
+        finally:
+            self._sort_progress()
+
+    def _sort_progress(self) -> None:
+        delivered, self._core.undelivered = self._core.undelivered, []
+        for progress in delivered:
+            self._boxes.get(progress.request_id, self._unclaimed).append(progress)
 
     def _active(self, request_id: str) -> list[Request]:
-        found = [request for request in self._core.scheduler.active if request.request_id == request_id]
-        if not found:
-            known = sorted({request.request_id for request in self._core.scheduler.active})
-            raise LifecycleError(f"request {request_id!r} is not active (active: {', '.join(known) or 'none'})")
-        return found
+        if request_id not in self._core.requests:
+            known = list(self._core.requests)
+            shown = ", ".join(known[:5]) + (f" and {len(known) - 5} more" if len(known) > 5 else "")
+            raise LifecycleError(f"request {request_id!r} is not active (active: {shown or 'none'})")
+        return self._core.requests[request_id]
 
     def _allowance(self, num_prompt: int, max_tokens: int | None) -> int:
         """Tokens that a request may generate before max_tokens or the context ends it."""
@@ -249,7 +276,7 @@ class Engine:
                 ids.add(self.submit(prompt, own, namespace=namespace, prompt_index=index))
             except OutpaceError as error:
                 outputs.append(failed_output(index, error))
-        for progress in self._drain(ids):
+        for progress in self._drain(ids, ends_on_error=True):
             if on_progress is not None:
                 on_progress(progress)
             if progress.output is not None:
@@ -267,32 +294,59 @@ class Engine:
         """Generate for one prompt and yield what every step commits; leaving the loop early aborts the request.
 
         The texts of one sample, joined, are its output's text. A piece never ends inside a character, and nothing is shown
-        that might turn out to begin a stop string.
+        that might turn out to begin a stop string. Several streams may be read in turn; each step serves all of them.
+
+        Args:
+            prompt: Text, a list of messages, or token ids.
+            params: How it is decoded; greedy by default.
+            namespace: See `submit`.
 
         Raises:
-            OutpaceError: What went wrong with the request, after everything that it generated was yielded.
+            OutpaceError: Right away what `submit` would raise; while it is read, what went wrong with the request, after
+                everything that it generated was yielded.
         """
-        request_id = self.submit(prompt, params, namespace=namespace, stream=True)
+        return self._stream(self._build(prompt, params, namespace=namespace, stream=True))
+
+    def _stream(self, request: Request) -> Iterator[Progress]:
+        self._core.add(request)
         error: OutpaceError | None = None
-        for progress in self._drain({request_id}):
+        for progress in self._drain({request.request_id}):
             yield progress
             if progress.output is not None:
                 error = error or progress.output.error
         if error is not None:
             raise error
 
-    def _drain(self, ids: set[str]) -> Iterator[Progress]:
-        """Run steps until these requests have finished; others' progress is kept for whoever calls `step` next."""
-        others: list[Progress] = []
+    def _drain(self, ids: set[str], *, ends_on_error: bool = False) -> Iterator[Progress]:
+        """Run steps until these requests have finished, and yield their progress.
+
+        Args:
+            ids: The requests.
+            ends_on_error: If a whole step goes wrong, end these requests with its error instead of raising it.
+        """
+        box: list[Progress] = []
+        self._boxes.update(dict.fromkeys(ids, box))
         try:
-            while self._core.undelivered or any(request.request_id in ids for request in self._core.scheduler.active):
-                for progress in self.step():
-                    if progress.request_id in ids:
-                        yield progress
-                    else:
-                        others.append(progress)
+            while box or not ids.isdisjoint(self._core.requests):
+                if not box:
+                    try:
+                        self._pump()
+                    except OutpaceError as error:
+                        if not ends_on_error:
+                            raise
+                        self._fail(ids, error)
+                while box:
+                    yield box.pop(0)
         finally:
-            for request_id in ids & {request.request_id for request in self._core.scheduler.active}:
+            for request_id in ids & set(self._core.requests):
                 self.abort(request_id)
-            self._core.undelivered = [p for p in self._core.undelivered if p.request_id not in ids]
-            self._core.undelivered = others + self._core.undelivered
+            self._sort_progress()
+            for request_id in ids:
+                del self._boxes[request_id]
+
+    def _fail(self, ids: set[str], error: OutpaceError) -> None:
+        for request_id in ids & set(self._core.requests):
+            for request in list(self._core.requests[request_id]):
+                request.fail(error)
+                self._core.retire(request)
+        self._sort_progress()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
 import numpy as np
@@ -36,7 +37,7 @@ class Request:
         chooser: Chooser,
         text: TextStream,
         *,
-        eos_ids: frozenset[int],
+        stop_tokens: Mapping[int, int | str],
         max_tokens: int,
         sample_index: int = 0,
         prompt_index: int = 0,
@@ -55,7 +56,7 @@ class Request:
         self.skips_draft = False
         self.figures = Figures()
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
-        self._stop_ids = eos_ids | frozenset(params.stop_token_ids)
+        self._stop_tokens = stop_tokens
         self._max_tokens = max_tokens
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -78,8 +79,8 @@ class Request:
             How many of them were taken.
         """
         allowed = tokens[: self.tokens_left].tolist()
-        taken = next((i + 1 for i, token in enumerate(allowed) if token in self._stop_ids), len(allowed))
-        found = allowed[taken - 1] if taken and allowed[taken - 1] in self._stop_ids else None
+        taken = next((i + 1 for i, token in enumerate(allowed) if token in self._stop_tokens), len(allowed))
+        found = self._stop_tokens.get(allowed[taken - 1]) if taken else None
         kept = self.text.push(allowed[:taken])
         if self.text.stopped_by is not None:
             self.finish("stop", self.text.stopped_by)

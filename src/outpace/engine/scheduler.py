@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outpace.engine.request import Request
 from outpace.model import KVArena
 from outpace.model.rope import RopeSwitch
+
+_LARGEST_MASK = 2**24  # entries of the mask of one chunk behind cached tokens
+_SMALLEST_CHUNK = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,6 +29,11 @@ class Batch:
     verifies: list[bool]
 
     @property
+    def decoding(self) -> int:
+        """How many have one pending token and verify."""
+        return sum(verifies and chunk == 1 for verifies, chunk in zip(self.verifies, self.chunks, strict=True))
+
+    @property
     def is_plain_decoding(self) -> bool:
         """Whether everybody has one pending token and verifies: a step whose time says what verifying costs."""
         return all(self.verifies) and all(chunk == 1 for chunk in self.chunks)
@@ -38,13 +47,20 @@ class Scheduler:
     Args:
         arena: Where keys and values go.
         max_batch_size: Most running requests.
-        max_step_tokens: Pending tokens of one step; more only where a prompt cannot be cut (see `RopeSwitch`).
+        max_step_tokens: Prompt tokens of one step; more only where a prompt cannot be cut (see `RopeSwitch`).
         rope_switch: The model's, or None.
+        on_drop: Told of each request whose keys and values are given up.
     """
 
     def __init__(
-        self, arena: KVArena, max_batch_size: int, max_step_tokens: int, rope_switch: RopeSwitch | None
+        self,
+        arena: KVArena,
+        max_batch_size: int,
+        max_step_tokens: int,
+        rope_switch: RopeSwitch | None,
+        on_drop: Callable[[Request], None],
     ) -> None:
+        self._on_drop = on_drop
         self._arena = arena
         self._max_batch_size = max_batch_size
         self._max_step_tokens = max_step_tokens
@@ -63,12 +79,11 @@ class Scheduler:
         requests, chunks, verifies = [], [], []
         budget = self._max_step_tokens
         for request in self._one_side(self.running):
-            wanted = self._drop_cache_at_switch(request)
-            uncut = self._switch is not None and self._switch.is_long(request.sequence.num_tokens)
-            chunk = wanted if uncut else min(wanted, budget)
+            chunk = self._chunk(request, budget)
             if chunk <= 0:
                 continue
-            budget -= chunk
+            if chunk > 1:  # whoever decodes takes part in every step
+                budget -= chunk
             requests.append(request)
             chunks.append(chunk)
             verifies.append(chunk == len(request.sequence.pending))
@@ -76,11 +91,17 @@ class Scheduler:
 
     def preempt(self, request: Request) -> None:
         """Take back a request's keys and values; it will be computed again when there is room."""
+        self.drop_cache(request)
+        request.figures.preemptions += 1
+        if request in self.running:
+            self.running.remove(request)
+            self.waiting.appendleft(request)
+
+    def drop_cache(self, request: Request) -> None:
+        """Make every token of a request pending again."""
         self._arena.reset(request.sequence.key)
         request.sequence.drop_cache()
-        request.figures.preemptions += 1
-        self.running.remove(request)
-        self.waiting.appendleft(request)
+        self._on_drop(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request that has finished."""
@@ -112,15 +133,20 @@ class Scheduler:
         self._last_side = side
         return [r for r in requests if self._switch.is_long(r.sequence.num_tokens) == side]
 
-    def _drop_cache_at_switch(self, request: Request) -> int:
-        """Pending tokens that the request wants to compute now; all of them again where it has crossed the switch."""
-        sequence = request.sequence
-        switch = self._switch
-        if switch is not None and switch.recompute and switch.is_long(sequence.num_tokens):
-            if 0 < sequence.num_cached <= switch.length:
-                self._arena.reset(sequence.key)
-                sequence.drop_cache()
-        elif request.num_samples > 1:
+    def _chunk(self, request: Request, budget: int) -> int:
+        """Pending tokens that the request computes in this step."""
+        sequence, switch = request.sequence, self._switch
+        if switch is not None and switch.is_long(sequence.num_tokens):
+            if switch.recompute and 0 < sequence.num_cached <= switch.length:
+                self.drop_cache(request)  # it has crossed the switch
+            return len(sequence.pending)  # uncut: the whole pass is rotated by its longest position
+        wanted = len(sequence.pending)
+        if wanted == 1:
+            return 1
+        if request.num_samples > 1:
             # Stop before the last prompt token: every sample draws its own token from there.
-            return min(len(sequence.pending), sequence.num_prompt - 1 - sequence.num_cached)
-        return len(sequence.pending)
+            wanted = sequence.num_prompt - 1 - sequence.num_cached
+        largest = (
+            max(_SMALLEST_CHUNK, _LARGEST_MASK // (sequence.num_cached + wanted)) if sequence.num_cached else wanted
+        )
+        return min(wanted, budget, largest)

@@ -50,6 +50,23 @@ def eos_ids(model: PreTrainedModel) -> frozenset[int]:
     return frozenset(int(token) for token in (found if isinstance(found, list | tuple) else [found]))
 
 
+def stop_tokens(
+    params: SamplingParams, eos: frozenset[int], tokenizer: PreTrainedTokenizerBase | None
+) -> dict[int, int | str]:
+    """Token ids that end a request, and what its output names as the reason.
+
+    Text leaves special tokens out, so a stop string that is one (a chat template's end of turn, for instance) would never
+    be found there; it is watched for as a token.
+    """
+    found: dict[int, int | str] = {} if params.ignore_eos else {token: token for token in eos}
+    found.update({token: token for token in params.stop_token_ids})
+    special = set(getattr(tokenizer, "all_special_tokens", ()))
+    for text in params.stop:
+        if tokenizer is not None and text in special:
+            found[int(tokenizer.convert_tokens_to_ids(text))] = text  # type: ignore[arg-type]
+    return found
+
+
 def params_for(params: SamplingParams | SequenceOf[SamplingParams] | None, count: int) -> list[SamplingParams]:
     """One `SamplingParams` for each of ``count`` prompts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -110,7 +111,8 @@ def gather_signals(
     top_ids = None
     if drafter.needs.top_k:
         top_ids = torch.topk(logits, drafter.needs.top_k, dim=-1).indices.to("cpu", torch.int32).numpy()
-    return Signals(plan.cu_seqlens_q, plan.input_ids.astype(np.int32), top_ids, hidden)
+    first_positions = plan.position_ids[plan.cu_seqlens_q[:-1]].astype(np.int32)
+    return Signals(plan.cu_seqlens_q, first_positions, plan.input_ids.astype(np.int32), top_ids, hidden)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -127,7 +129,12 @@ class Committed:
 
 
 def commit(
-    batch: Batch, plan: StepPlan, trees: DraftTrees, verification: Verification | None, arena: KVArena
+    batch: Batch,
+    plan: StepPlan,
+    trees: DraftTrees,
+    verification: Verification | None,
+    arena: KVArena,
+    drop_cache: Callable[[Request], None],
 ) -> Committed:
     """Let each request take its tokens, and the arena keep their rows.
 
@@ -137,6 +144,7 @@ def commit(
         trees: What was verified.
         verification: For those that verified, in the batch's order; None if nobody did.
         arena: Keeps the rows.
+        drop_cache: Makes all tokens of a request pending again, where the arena could not.
     """
     verdicts = _for_all(batch, verification)
     num_pending = plan.num_pending.copy()
@@ -161,10 +169,16 @@ def commit(
             request.chooser.commit(verdicts.tokens_of(b)[: keep[b]], verification.states[place])
         place += 1
     verdicts = truncate(verdicts, keep)
-    arena.commit(keys_of(batch.requests), num_pending.tolist(), verdicts)
     path_sizes = np.diff(verdicts.path_offsets)
-    for b, request in enumerate(batch.requests):
-        request.sequence.num_cached += int(num_pending[b]) + int(path_sizes[b])
+    try:
+        arena.commit(keys_of(batch.requests), num_pending.tolist(), verdicts)
+    except ArenaFullError:
+        # Not even room for rows on their way. The tokens are right, so compute their keys and values again.
+        for request in batch.requests:
+            drop_cache(request)
+    else:
+        for b, request in enumerate(batch.requests):
+            request.sequence.num_cached += int(num_pending[b]) + int(path_sizes[b])
     return Committed(verdicts, _origins(trees, verdicts))
 
 
@@ -182,6 +196,7 @@ def drafting(batch: Batch, verdicts: Verdicts, signals: Signals | None) -> tuple
         np.cumsum([span.stop - span.start for span in spans], out=offsets[1:])
         signals = Signals(
             offsets,
+            signals.first_positions[chosen],
             signals.input_tokens[rows],
             None if signals.top_ids is None else signals.top_ids[rows],
             {name: states[torch.from_numpy(rows).to(states.device)] for name, states in signals.hidden.items()},
@@ -212,7 +227,7 @@ def update_figures(
         else:
             figures.decode_s += seconds
             figures.draft_s += draft_seconds
-        if batch.verifies[b] and not is_first and committed:
+        if batch.verifies[b] and not is_first and (committed or request.skips_draft):
             figures.steps += 1
             figures.tokens += committed
             figures.drafted_nodes += int(drafted[b])

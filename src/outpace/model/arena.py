@@ -121,7 +121,7 @@ class KVArena:
         Args:
             key: The sequence.
             new_rows: Rows that the next step writes.
-            reserve: Rows that the sequence will probably need in all (its own extent); a wish, not a demand.
+            reserve: Rows that the sequence will probably need in all, shared ones included; a wish, not a demand.
 
         Raises:
             ArenaFullError: Even after compaction and growth there is no room; no content has changed.
@@ -134,7 +134,8 @@ class KVArena:
         length = own.length if own else 0
         needed = length + new_rows
         if own is None or own.capacity < needed:
-            self._relocate(entry, needed, max(needed, reserve, min(2 * length, needed + 4096)))
+            own_reserve = reserve - sum(run.length for run in entry.prefixes)
+            self._relocate(entry, needed, max(needed, own_reserve, min(2 * length, needed + 4096)))
         assert entry.own is not None
         entry.own.promised = new_rows
 

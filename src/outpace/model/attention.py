@@ -19,6 +19,7 @@ from outpace.errors import LifecycleError, UnsupportedModelError
 from outpace.model.masks import FULL, MaskFunction, MaskSpec, classify
 
 ATTENTION_NAME = "outpace"
+_LARGEST_SCORES = 2**25  # scores that the explicit softmax holds at a time
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,9 +146,18 @@ def attend_reference(
     if options.softcap is None and options.sinks is None:
         return _sdpa(query, key, value, mask, options.scaling, causal)
     heads, t, dim = query.shape
-    groups = heads // key.shape[0]
     if causal:
         mask = torch.full((t, t), float("-inf"), dtype=query.dtype, device=query.device).triu(1)
+    block = max(1, _LARGEST_SCORES // (heads * key.shape[1]))
+    if t > block:  # bound what is in memory at a time
+        parts = [
+            attend_reference(
+                query[:, i : i + block], key, value, None if mask is None else mask[i : i + block], options
+            )
+            for i in range(0, t, block)
+        ]
+        return torch.cat(parts, dim=1)
+    groups = heads // key.shape[0]
     scaling = dim**-0.5 if options.scaling is None else options.scaling
     folded = query.reshape(key.shape[0], groups * t, dim)
     scores = (torch.matmul(folded, key.transpose(1, 2)) * scaling).view(heads, t, -1)

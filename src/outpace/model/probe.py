@@ -60,23 +60,25 @@ def probe(model: torch.nn.Module, *, backend: str = "torch", context_length: int
     configs = attention_configs(base)
     config = base.config.get_text_config(decoder=True)
     device = input_device(base)
-    vocab_size = int(config.vocab_size)
+    embeddings: Any = base.get_input_embeddings()
+    vocab_size = min(int(config.vocab_size), int(embeddings.weight.shape[0]))
     texts = [_probe_text(length, vocab_size, seed) for seed, length in enumerate(_LENGTHS)]
 
-    found = _discover(base, configs, device, texts[0], name, config)
+    found, width = _discover(base, configs, device, texts[0], name, config)
     fields: dict[str, Any] = {
         "model": base,
         "configs": configs,
         "layers": [call.kv for call in found],
         "layer_of": {id(call.module): index for index, call in enumerate(found)},
-        "vocab_size": vocab_size,
+        "vocab_size": width,
+        "num_embeddings": int(embeddings.weight.shape[0]),
         "context_length": _context_length(config, context_length, name),
         "rope_switch": find_switch(base, config),
         "device": device,
         "backend": backend,
     }
     with _shrunk_windows(configs):
-        small = [call.mask for call in _discover(base, configs, device, texts[0], name, config)]
+        small = [call.mask for call in _discover(base, configs, device, texts[0], name, config)[0]]
         target = Target(**fields, masks=small, probe_difference=0.0)
         with _refusing(name, "a packed pass"):
             difference = _check_parity(target, texts, name)
@@ -205,14 +207,14 @@ def _discover(
     text: Int32Array,
     name: str,
     config: PreTrainedConfig,
-) -> list[_Call]:
-    """One short pass with a recorder in the attention's place."""
+) -> tuple[list[_Call], int]:
+    """One short pass with a recorder in the attention's place: what each layer showed, and the logits' width."""
     recorder = _Recorder(name)
     tokens = text.astype(np.int64)
     positions = np.arange(len(tokens))
     ones = torch.ones((1, len(tokens)), dtype=torch.int64)
     with _refusing(name, "a pass through the attention interface"):
-        packed_forward(model, configs, tokens, positions, recorder, ones, device, None)
+        logits = packed_forward(model, configs, tokens, positions, recorder, ones, device, None)
     distinct = len({id(call.module) for call in recorder.calls})
     expected = int(getattr(config, "num_hidden_layers", distinct))
     if not recorder.calls or distinct != len(recorder.calls) or distinct != expected:
@@ -220,7 +222,7 @@ def _discover(
             f"{name}: expected each of {expected} layers to call the attention interface once, found {len(recorder.calls)} "
             f"calls from {distinct} modules"
         )
-    return recorder.calls
+    return recorder.calls, logits.shape[1]
 
 
 @contextmanager

@@ -35,7 +35,8 @@ class Target:
         layers: What each attention layer stores, in call order.
         masks: The mask pattern of each attention layer.
         layer_of: ``id`` of each attention module to its index.
-        vocab_size: Width of the logits.
+        vocab_size: Width of the logits; a padded head is wider than the vocabulary that the config names.
+        num_embeddings: Token ids that the model can read: below this.
         context_length: Most tokens of a sequence, or None where the model names no limit.
         rope_switch: Where rotary frequencies change, or None.
         device: Where token ids go in.
@@ -49,6 +50,7 @@ class Target:
     masks: list[MaskSpec]
     layer_of: dict[int, int]
     vocab_size: int
+    num_embeddings: int
     context_length: int | None
     rope_switch: RopeSwitch | None
     device: torch.device
@@ -82,12 +84,24 @@ class Target:
             ``[T, width]`` for each captured module.
         """
         step = BACKENDS[self.backend](plan, arena, self.layer_of, self.masks)
-        rows = torch.from_numpy(plan.logit_rows).to(self.device)
+        rows = torch.from_numpy(plan.logit_rows)
+        # Where layers are spread over devices, hooks would bring the index to another device than the states it picks from.
+        spread = any(layer.device != self.device for layer in self.layers)
+        wanted = None if spread else rows.to(self.device)
         with _captured(self.model, capture) as hidden:
             logits = packed_forward(
-                self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, rows
+                self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, wanted
             )
-        return logits, hidden
+        return (logits.index_select(0, rows.to(logits.device)) if spread else logits), hidden
+
+    def check_modules(self, names: SequenceOf[str]) -> None:
+        """See that modules whose output is wanted exist.
+
+        Raises:
+            UnknownNameError: One does not.
+        """
+        for name in names:
+            _module(self.model, name)
 
     @torch.no_grad()
     def plain_logits(self, tokens: Int32Array) -> torch.Tensor:
@@ -98,21 +112,26 @@ class Target:
         return logits
 
 
+def _module(model: PreTrainedModel, name: str) -> torch.nn.Module:
+    try:
+        return model.get_submodule(name)
+    except AttributeError:
+        known = [known for known, _ in model.named_modules() if known]
+        raise UnknownNameError("module of the model", name, known) from None
+
+
 @contextmanager
 def _captured(model: PreTrainedModel, names: SequenceOf[str]) -> Iterator[dict[str, torch.Tensor]]:
     """Keep the outputs of named modules, ``[T, width]`` each, for the length of a pass."""
     hidden: dict[str, torch.Tensor] = {}
-    modules = dict(model.named_modules()) if names else {}
     handles = []
     try:
         for name in names:
-            if name not in modules:
-                raise UnknownNameError("module", name, modules)
 
             def keep(_module: torch.nn.Module, _args: object, output: Any, name: str = name) -> None:
                 hidden[name] = (output[0] if isinstance(output, tuple) else output)[0]
 
-            handles.append(modules[name].register_forward_hook(keep))
+            handles.append(_module(model, name).register_forward_hook(keep))
         yield hidden
     finally:
         for handle in handles:

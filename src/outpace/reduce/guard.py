@@ -100,25 +100,30 @@ class Guard:
         self._draft_seconds = 0.0
         self._now = 0
 
-    def limit(self, trees: DraftTrees, num_pending: int) -> int:
+    def limit(self, trees: DraftTrees, num_decoding: int, *, beside_prefill: bool = False) -> int:
         """Most nodes that the batch should verify.
 
+        The cost of a prompt that is computed in the same step is left out, which makes nodes look dearer than they are.
+
         Args:
-            trees: What was drafted, with ``log_probs``.
-            num_pending: Packed tokens of the step without any nodes.
+            trees: What was drafted, with ``log_probs``. Trees of sequences that do not decode are empty.
+            num_decoding: Sequences that decode, each with one pending token: the packed tokens of the plain step.
+            beside_prefill: Whether prompts are computed in the same step. Its time would say nothing about a plain step, so
+                none is asked for; where no plain step was measured, everything is verified.
         """
         self._now += 1
         num_nodes = trees.num_nodes
         if num_nodes == 0:
             return 0
-        times = self._times_of(trees.batch_size)
-        if times.needs_plain_step(num_pending, self._now):
-            return 0
-        sizes = num_pending + np.arange(num_nodes + 1, dtype=np.int64)
+        num_decoding = max(num_decoding, 1)
+        times = self._times_of(num_decoding)
+        if times.needs_plain_step(num_decoding, self._now):
+            return num_nodes if beside_prefill else 0
+        sizes = num_decoding + np.arange(num_nodes + 1, dtype=np.int64)
         # Drafting is paid for already, also where everything is cut.
         seconds = times.curve(sizes, self._now) + self._draft_seconds
         gains = np.concatenate([[0.0], self.expected_gains(trees)])
-        return int(np.argmax((trees.batch_size + gains) / seconds))
+        return int(np.argmax((num_decoding + gains) / seconds))
 
     def expected_gains(self, trees: DraftTrees) -> npt.NDArray[np.float64]:
         """``float64[n]``: expected accepted nodes if the best 1, 2, ... n nodes of the batch are verified."""

@@ -207,7 +207,8 @@ def test_memory_that_ends_while_rows_move_costs_nothing(operation: str, monkeypa
         arena.open(key)
         stamped(arena, key, 8, 100 * key)
     arena.free(0)
-    arena.prepare(1, 4)
+    if operation == "commit":
+        arena.prepare(1, 4)
     path = Verdicts(*(np.array(a, np.int32) for a in ([0, 1], [2], [0, 2], [5, 6])))
     attempts = {
         "compact": arena.compact,
