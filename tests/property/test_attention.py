@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.model import KVArena, LayerKV, MaskSpec, pack
+from outpace.model import KVArena, LayerKV, MaskSpec, attention, pack
 from outpace.model.attention import AttentionOptions, attend_reference
 from outpace.model.torch_backend import TorchStep
 from outpace.tree import DraftTrees
@@ -221,3 +221,17 @@ def test_causal_is_the_causal_mask(heads: int, softcap: float | None) -> None:
         atol=1e-6,
         rtol=0,
     )
+
+
+def test_scores_in_blocks_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(shape, generator=generator) for shape in ((4, 37, 8), (2, 50, 8), (2, 50, 6)))
+    mask = torch.where(torch.rand(37, 50, generator=generator) < 0.3, float("-inf"), 0.0)
+    mask[:, 0] = 0.0
+    options = AttentionOptions(0.4, 3.0, torch.randn(4, generator=generator))
+    whole = attend_reference(query, key, value, mask, options)
+    monkeypatch.setattr(attention, "_LARGEST_SCORES", 4 * 50 * 5)  # five queries at a time
+    torch.testing.assert_close(attend_reference(query, key, value, mask, options), whole)
+    causal = attend_reference(query, key[:, :37], value[:, :37], None, options, causal=True)
+    monkeypatch.undo()
+    torch.testing.assert_close(attend_reference(query, key[:, :37], value[:, :37], None, options, causal=True), causal)
