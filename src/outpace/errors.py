@@ -27,7 +27,6 @@ import difflib
 from collections.abc import Iterable
 from typing import Any
 
-
 _MOST_NAMES = 40  # that a message lists
 
 

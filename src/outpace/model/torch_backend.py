@@ -29,6 +29,8 @@ class TorchStep:
         self._masks = masks
         self._cached = plan.cached_lengths()
         self._rows: dict[torch.device, torch.Tensor] = {}
+        start = int(plan.write_starts[0])
+        self._single = slice(start, start + plan.num_tokens) if plan.batch_size == 1 else None
         self._parts: dict[tuple[MaskSpec, torch.device, torch.dtype], list[_Part]] = {}
 
     def attend(
@@ -43,22 +45,27 @@ class TorchStep:
         """Write the layer's new keys and values, and attend sequence by sequence; see `AttentionStep`."""
         index = self._layer_of[id(module)]
         keys, values = self._arena.layer(index)  # [rows, key_heads, dim]
-        rows = self._write_rows(keys.device)
-        keys.index_copy_(0, rows, key[0].transpose(0, 1))
-        values.index_copy_(0, rows, value[0].transpose(0, 1))
-        _, heads, num_tokens, _ = query.shape
-        out = query.new_empty((1, num_tokens, heads, value.shape[-1]))
-        for part in self._parts_for(self._masks[index], keys.device, query.dtype):
-            own = attend_reference(
+        new_keys, new_values = key[0].transpose(0, 1), value[0].transpose(0, 1)
+        if self._single is not None:
+            keys[self._single] = new_keys
+            values[self._single] = new_values
+        else:
+            rows = self._write_rows(keys.device)
+            keys.index_copy_(0, rows, new_keys)
+            values.index_copy_(0, rows, new_values)
+        parts = self._parts_for(self._masks[index], keys.device, query.dtype)
+        outs = [
+            attend_reference(
                 query[0, :, part.begin : part.end],
                 part.select(keys).transpose(0, 1),
                 part.select(values).transpose(0, 1),
                 part.mask,
                 options,
                 causal=part.causal,
-            )
-            out[0, part.begin : part.end] = own.transpose(0, 1)
-        return out
+            ).transpose(0, 1)
+            for part in parts
+        ]
+        return (outs[0] if len(outs) == 1 else torch.cat(outs))[None]
 
     def _write_rows(self, device: torch.device) -> torch.Tensor:
         if device not in self._rows:

@@ -416,7 +416,7 @@ def test_an_exception_in_a_pass_leaves_no_trace() -> None:
         raise ValueError("the machine is on fire")
 
     handle = model.model.layers[1].register_forward_pre_hook(fail)
-    with pytest.raises(ModelError, match="failed in a pass over .* with ValueError: the machine is on fire"):
+    with pytest.raises(ModelError, match=r"failed in a pass over .* with ValueError: the machine is on fire"):
         engine.generate(texts[:2], SHORT)
     handle.remove()
     before.assert_same(State(model))
