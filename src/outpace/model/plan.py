@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from outpace.tree import DraftTrees, Int32Array, Int64Array, UInt64Array, ancestor_bits, node_depths
 
@@ -100,47 +102,51 @@ def pack(
         every_row: Ask for the logits of all ``T`` tokens, in their order, as drafters do that learn from them.
     """
     batch_size = len(pending)
-    sizes = trees.sizes
     num_pending = np.fromiter((len(p) for p in pending), np.int32, batch_size)
-    counts = num_pending + sizes
-    cu_seqlens = np.zeros(batch_size + 1, np.int32)
-    np.cumsum(counts, out=cu_seqlens[1:])
-    num_tokens = int(cu_seqlens[-1])
-    input_ids = np.empty(num_tokens, np.int64)
-    position_ids = np.empty(num_tokens, np.int64)
-    depths = node_depths(trees.offsets, trees.parents)
-    logit_offsets = np.zeros(batch_size + 1, np.int32)
-    wanted: list[Int64Array] = []
-    for b in range(batch_size):
-        begin = int(cu_seqlens[b])
-        root = begin + int(num_pending[b]) - 1
-        end = int(cu_seqlens[b + 1])
-        input_ids[begin : root + 1] = pending[b]
-        position_ids[begin : root + 1] = np.arange(first_positions[b], first_positions[b] + num_pending[b])
-        if end > root + 1:
-            nodes = slice(int(trees.offsets[b]), int(trees.offsets[b + 1]))
-            input_ids[root + 1 : end] = trees.tokens[nodes]
-            position_ids[root + 1 : end] = position_ids[root] + depths[nodes]
-        if wants_logits[b]:
-            wanted.append(np.arange(root, end, dtype=np.int64))
-            logit_offsets[b + 1] = end - root
-    np.cumsum(logit_offsets, out=logit_offsets)
-    rows = np.concatenate(wanted) if wanted else np.empty(0, np.int64)
+    cu_seqlens = _offsets(num_pending + trees.sizes)
+    input_ids, position_ids = _lay_out(pending, first_positions, trees, cu_seqlens)
+    roots = cu_seqlens[:-1] + num_pending - 1
+    wanted = [np.arange(roots[b], cu_seqlens[b + 1]) for b in range(batch_size) if wants_logits[b]]
+    rows: Int64Array = np.concatenate(wanted).astype(np.int64) if wanted else np.empty(0, np.int64)
     flat = [segment for own in segments for segment in own]
-    segment_offsets = np.zeros(batch_size + 1, np.int32)
-    np.cumsum([len(own) for own in segments], out=segment_offsets[1:])
     return StepPlan(
         input_ids=input_ids,
         position_ids=position_ids,
         cu_seqlens_q=cu_seqlens,
         num_pending=num_pending,
-        segment_offsets=segment_offsets,
+        segment_offsets=_offsets([len(own) for own in segments]),
         segment_starts=np.fromiter((start for start, _ in flat), np.int32, len(flat)),
         segment_lengths=np.fromiter((length for _, length in flat), np.int32, len(flat)),
         write_starts=np.asarray(write_starts, np.int32),
         node_offsets=trees.offsets,
         ancestors=ancestor_bits(trees.offsets, trees.parents),
-        logit_rows=np.arange(num_tokens) if every_row else rows,
+        logit_rows=np.arange(len(input_ids)) if every_row else rows,
         verify_rows=rows if every_row else np.arange(len(rows)),
-        logit_offsets=logit_offsets,
+        logit_offsets=_offsets(np.where(wants_logits, trees.sizes + 1, 0)),
     )
+
+
+def _offsets(counts: SequenceOf[int] | npt.NDArray[np.integer[Any]]) -> Int32Array:
+    """``int32[n + 1]``: where each of ``n`` parts begins, and the end."""
+    offsets = np.zeros(len(counts) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def _lay_out(
+    pending: SequenceOf[Int32Array], first_positions: SequenceOf[int], trees: DraftTrees, cu_seqlens: Int32Array
+) -> tuple[Int64Array, Int64Array]:
+    """Token ids and positions of the packed row, ``int64[T]`` each."""
+    input_ids = np.empty(int(cu_seqlens[-1]), np.int64)
+    position_ids = np.empty(int(cu_seqlens[-1]), np.int64)
+    depths = node_depths(trees.offsets, trees.parents)
+    for b, own in enumerate(pending):
+        begin, end = int(cu_seqlens[b]), int(cu_seqlens[b + 1])
+        root = begin + len(own) - 1
+        input_ids[begin : root + 1] = own
+        position_ids[begin : root + 1] = np.arange(first_positions[b], first_positions[b] + len(own))
+        if end > root + 1:
+            nodes = slice(int(trees.offsets[b]), int(trees.offsets[b + 1]))
+            input_ids[root + 1 : end] = trees.tokens[nodes]
+            position_ids[root + 1 : end] = position_ids[root] + depths[nodes]
+    return input_ids, position_ids
