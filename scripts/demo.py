@@ -200,7 +200,10 @@ def _next_steps(console: Console) -> None:
     for command in commands:
         console.print(Padding(command, (0, 0, 0, 2)), markup=False)
     _say(console, "")
-    _say(console, "Each explains itself with --help. The command is in .venv/bin.")
+    _say(
+        console,
+        "Each explains itself with --help. Before that, `source .venv/bin/activate` puts the command on the path.",
+    )
 
 
 def _heading(console: Console, text: str) -> None:

@@ -13,7 +13,7 @@
     │   ├── UnsupportedModelError         loads, but cannot be run packed; says which probe failed
     │   └── NonFiniteLogitsError          the model produced NaN or infinite logits for one request
     ├── ArenaFullError (MemoryError)      no room for keys and values; carries the numbers
-    ├── DrafterError                      a drafter proposed something malformed
+    ├── DrafterError                      a drafter proposed something malformed, or raised something
     ├── ConstraintError                   a constraint allows no token at all
     └── LifecycleError (RuntimeError)     misuse: a request that is not active, an engine that is closed
 
@@ -116,15 +116,18 @@ class ArenaFullError(OutpaceError, MemoryError):
 
     def __init__(self, needed: int, free: int, capacity: int, row_bytes: int, advice: str) -> None:
         self.needed, self.free, self.capacity, self.row_bytes = needed, free, capacity, row_bytes
-        mib = row_bytes / 2**20
         super().__init__(
-            f"no room for keys and values: {needed} rows ({needed * mib:.1f} MiB) needed, {free} of {capacity} free "
-            f"({capacity * mib:.1f} MiB in all, {row_bytes} bytes a token). {advice}"
+            f"no room for keys and values: {needed} rows ({_size(needed * row_bytes)}) needed, {free} of {capacity} free "
+            f"({_size(capacity * row_bytes)} in all, {row_bytes} bytes a token). {advice}"
         )
 
 
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB" if num_bytes >= 2**20 else f"{num_bytes / 2**10:.1f} KiB"
+
+
 class DrafterError(OutpaceError):
-    """A drafter proposed something malformed."""
+    """A drafter proposed something malformed, or raised something."""
 
 
 class ConstraintError(OutpaceError):

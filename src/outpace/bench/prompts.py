@@ -7,6 +7,7 @@ line that is not empty is a prompt.
 
 from __future__ import annotations
 
+import codecs
 import json
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ def read_prompts(path: str | Path, limit: int | None = None) -> list[Prompt]:
     """
     path = Path(path)
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = path.read_bytes().removeprefix(codecs.BOM_UTF8).split(b"\n")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     is_json = path.suffix.lower() in (".jsonl", ".ndjson", ".json")

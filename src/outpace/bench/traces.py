@@ -9,6 +9,7 @@ rest is the output.
 
 from __future__ import annotations
 
+import codecs
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def read_traces(path: str | Path, encode: Encode | None = None) -> Iterator[Trac
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = path.read_bytes().removeprefix(codecs.BOM_UTF8)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from error
     if path.suffix.lower() not in _JSON_SUFFIXES:

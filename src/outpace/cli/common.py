@@ -105,7 +105,8 @@ def quiet_libraries(threads: int | None) -> None:
     logs: Any = transformers.logging  # untyped
     logs.set_verbosity_error()
     logs.disable_progress_bar()
-    logging.getLogger("torch").setLevel(logging.ERROR)
+    for name in ("torch", "huggingface_hub"):  # the hub's client would tell of every retry
+        logging.getLogger(name).setLevel(logging.ERROR)
     if threads is not None:
         torch.set_num_threads(threads)
 

@@ -107,17 +107,21 @@ def build_drafter(spec: str | Drafter | DrafterSpec, continuations: Continuation
         return spec
     if isinstance(spec, str):
         spec = parse_drafter(spec)
+    given: object = spec  # callers may hand over a class, or anything else
+    if not isinstance(given, DrafterSpec):
+        found = given.__name__ if isinstance(given, type) else type(given).__name__
+        raise ConfigError(f"drafter must be a name or an instance of Drafter, found {found}")
     if spec.name not in _DRAFTERS:
         raise UnknownNameError("drafter", spec.name, _DRAFTERS)
     entry = _DRAFTERS[spec.name]
     if spec.parts:
         raise ConfigError(f"drafter {spec.name!r} is not made of other drafters: leave out [{spec.parts[0]}...]")
+    if entry.needs_continuations and continuations is None:
+        raise ConfigError(
+            f"drafter {spec.name!r} drafts outputs that are known before; it works in `outpace replay` and in tests"
+        )
     options = _bind_options(spec, entry)
-    if entry.needs_continuations:
-        if continuations is None:
-            raise ConfigError(
-                f"drafter {spec.name!r} drafts outputs that are known before; it works in `outpace replay` and in tests"
-            )
+    if entry.needs_continuations and continuations is not None:
         options["continuations"] = continuations
     return entry.build(**options)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 
 import torch
 
@@ -14,7 +16,7 @@ from outpace.engine import step as parts
 from outpace.engine.output import EngineFigures, Figures, Output, Progress
 from outpace.engine.request import Request
 from outpace.engine.scheduler import Batch, Scheduler
-from outpace.errors import ArenaFullError, ModelError, OutpaceError
+from outpace.errors import ArenaFullError, DrafterError, ModelError, OutpaceError
 from outpace.model import KVArena, StepPlan, Target, available_rows
 from outpace.reduce import Guard, select
 from outpace.tree import DraftTrees, Int32Array, Verdicts
@@ -103,13 +105,15 @@ class EngineCore:
             self._deliver(batch, committed)
 
     def _draft(self, batch: Batch, depth_limits: Int32Array) -> DraftTrees:
-        for request in batch.requests:
-            if request.params.speculate and not request.drafting:
-                sequence = request.sequence
-                self.drafter.open(sequence.key, sequence.tokens.copy(), sequence.namespace)
-                request.drafting = True
+        with self._naming_drafter("open"):
+            for request in batch.requests:
+                if request.params.speculate and not request.drafting:
+                    sequence = request.sequence
+                    self.drafter.open(sequence.key, sequence.tokens.copy(), sequence.namespace)
+                    request.drafting = True
         vocab_size = self.target.num_embeddings if self._checks_drafts else None
-        return parts.draft(batch, self.drafter, depth_limits, self.config.max_nodes, vocab_size)
+        with self._naming_drafter("propose"):
+            return parts.draft(batch, self.drafter, depth_limits, self.config.max_nodes, vocab_size)
 
     def _reduce(self, batch: Batch, drafted: DraftTrees, depth_limits: Int32Array) -> DraftTrees:
         if drafted.num_nodes == 0:
@@ -162,7 +166,19 @@ class EngineCore:
     def _observe(self, batch: Batch, verdicts: Verdicts, signals: Signals | None) -> None:
         keys, own_verdicts, own_signals = parts.drafting(batch, verdicts, signals)
         if keys:
-            self.drafter.observe(keys, own_verdicts, own_signals)
+            with self._naming_drafter("observe"):
+                self.drafter.observe(keys, own_verdicts, own_signals)
+
+    @contextmanager
+    def _naming_drafter(self, call: str) -> Iterator[None]:
+        """Whatever a drafter raises is said to be the drafter's."""
+        try:
+            yield
+        except OutpaceError:
+            raise
+        except Exception as error:
+            kind = type(error).__name__
+            raise DrafterError(f"drafter {self.drafter.name!r}: {call} raised {kind}: {error}") from error
 
     def _record(
         self,

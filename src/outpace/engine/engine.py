@@ -24,6 +24,7 @@ from outpace.errors import (
     LifecycleError,
     OutpaceError,
     PromptError,
+    UnknownNameError,
 )
 from outpace.model import KVArena, load_model, load_tokenizer, probe
 from outpace.sequence import Sequence
@@ -63,6 +64,8 @@ class Engine:
     ) -> None:
         self.config, load_options = split_options(options, loads=not isinstance(model, torch.nn.Module))
         self.drafter = build_drafter(drafter)
+        if not isinstance(model, str | os.PathLike | torch.nn.Module):
+            raise ConfigError(f"model must be a folder, a hub id or a loaded model, found {type(model).__name__}")
         self._why_no_tokenizer = ""
         if isinstance(model, torch.nn.Module):
             module = model
@@ -267,6 +270,8 @@ class Engine:
         Returns:
             One output for each prompt and sample, in order of prompts, then samples.
         """
+        if errors not in ("raise", "return"):
+            raise UnknownNameError("value of errors", errors, ["raise", "return"])
         listed = as_list(prompts)
         each = params_for(params, len(listed))
         outputs: list[Output] = []

@@ -53,6 +53,8 @@ def draft(
     keys = [batch.requests[b].sequence.key for b in chosen]
     proposed = drafter.propose(keys, np.full(len(keys), max_nodes, np.int32))
     if vocab_size is not None:
+        if not isinstance(proposed, DraftTrees):
+            raise DrafterError(f"{drafter.name}: propose must return DraftTrees, found {type(proposed).__name__}")
         proposed.validate(vocab_size)
     if proposed.batch_size != len(keys):
         raise DrafterError(

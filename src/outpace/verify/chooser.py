@@ -190,7 +190,7 @@ def non_finite(best: float, position: int) -> NonFiniteLogitsError:
     found = "NaN" if math.isnan(best) else "+infinity" if best > 0 else "nothing but -infinity"
     return NonFiniteLogitsError(
         f"the model's logits for the token at position {position} must be finite, found {found}; "
-        "a larger dtype (float32) usually helps"
+        "half precision may overflow (try float32); if it is float32 already, the weights may be damaged"
     )
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+import outpace
 from outpace import Drafter, SamplingParams
 from outpace.draft import NoneDrafter
-from outpace.errors import ModelError
+from outpace.errors import ConfigError, DrafterError, ModelError, UnknownNameError
 from outpace.tree import Verdicts
 
 TEN = SamplingParams(max_tokens=10)
@@ -72,7 +73,7 @@ def test_what_was_committed_is_delivered_though_the_drafter_fails(tiny: Any) -> 
     engine.submit(tiny.prompts[0], SamplingParams(max_tokens=10, stop_token_ids=(expected[2],)), request_id="stops")
     engine.submit(tiny.prompts[0], TEN, request_id="goes on")
     delivered = [*engine.step(), *engine.step()]
-    with pytest.raises(RuntimeError, match="mistake"):
+    with pytest.raises(DrafterError, match=r"drafter 'none': observe raised RuntimeError: a drafter's mistake"):
         engine.step()
     while engine.has_work:
         delivered += engine.step()
@@ -102,3 +103,40 @@ def test_a_pass_that_fails_late_keeps_what_had_finished(tiny: Any, monkeypatch: 
     assert 0 < len(outputs[1].token_ids) < 10
     assert not engine.has_work
     engine.arena.check()
+
+
+class Boom(NoneDrafter):
+    def propose(self, keys: Any, caps: Any) -> Any:
+        raise ValueError("boom")
+
+
+class Nothing(NoneDrafter):
+    def propose(self, keys: Any, caps: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"),
+    [
+        (Boom(), "drafter 'none': propose raised ValueError: boom"),
+        (Nothing(), "must return DraftTrees, found NoneType"),
+    ],
+)
+def test_a_drafter_that_goes_wrong_is_named_and_what_there_is_is_kept(tiny: Any, drafter: Any, message: str) -> None:
+    outputs = tiny.engine(drafter).generate(tiny.prompts[:2], TEN, errors="return")
+    for output, prompt in zip(outputs, tiny.prompts, strict=False):
+        assert output.finish_reason == "error"
+        assert message in str(output.error)
+        assert output.token_ids == tiny.plain(prompt, TEN).token_ids[: len(output.token_ids)]
+        assert len(output.token_ids) >= 1
+
+
+def test_arguments_of_a_wrong_kind(tiny: Any) -> None:
+    with pytest.raises(ConfigError, match="an instance of Drafter, found int"):
+        tiny.engine(5)
+    with pytest.raises(ConfigError, match="an instance of Drafter, found Boom"):
+        tiny.engine(Boom)
+    with pytest.raises(ConfigError, match="model must be a folder, a hub id or a loaded model, found int"):
+        outpace.Engine(5)
+    with pytest.raises(UnknownNameError, match="unknown value of errors 'ignore'"):
+        tiny.engine("none").generate(tiny.prompts[0], TEN, errors="ignore")

@@ -106,7 +106,7 @@ def test_a_full_arena_says_what_it_would_take(arena: KVArena) -> None:
         arena.prepare(2, 7)
     assert (caught.value.needed, caught.value.free, caught.value.capacity, caught.value.row_bytes) == (7, 6, 16, 88)
     message = str(caught.value)
-    assert message.startswith("no room for keys and values: 7 rows (0.0 MiB) needed, 6 of 16 free")
+    assert message.startswith("no room for keys and values: 7 rows (0.6 KiB) needed, 6 of 16 free")
     assert "88 bytes a token" in message
     assert "raise kv_tokens" in message
     assert isinstance(caught.value, MemoryError)
