@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -91,7 +91,12 @@ class SamplingParams:
         """
         given: object = self.stop
         object.__setattr__(self, "stop", (given,) if isinstance(given, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(int(t) for t in self.stop_token_ids))
+        ids: object = self.stop_token_ids
+        if not isinstance(ids, Iterable) or isinstance(ids, str):
+            raise ConfigError(f"stop_token_ids must be a list of token ids, found {ids!r}")
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+        for token in self.stop_token_ids:
+            _check_int("stop_token_ids", token, 0)
         _check_int("max_tokens", self.max_tokens, 1, optional=True)
         _check_int("top_k", self.top_k, 0)
         _check_int("n", self.n, 1)

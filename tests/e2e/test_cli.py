@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -439,6 +440,7 @@ def test_version_and_no_arguments(run: Run) -> None:
 
 
 LIGHT = """
+import shutil
 import sys
 from outpace.cli import main
 for command in sys.argv[1:]:
@@ -485,3 +487,16 @@ def test_a_process_ends_with_status_2_and_one_line(checkpoint: Path) -> None:
     assert done.stdout == b""
     assert done.stderr.count(b"\n") == 1, done.stderr
     assert done.stderr.startswith(b"outpace: the prompt has ")
+
+
+@pytest.mark.parametrize("command", ["generate", "check"])
+def test_chat_needs_a_template(run: Run, checkpoint: Path, tmp_path: Path, command: str) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(checkpoint, bare)
+    (bare / "chat_template.jinja").unlink()
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("hello\n")
+    given = ["hello"] if command == "generate" else ["-p", prompts]
+    ran = run(command, *given, "-m", bare, "--chat")
+    assert ran.status == 2
+    assert ran.err.strip().endswith("has no chat template; leave out --chat and --system")

@@ -30,6 +30,8 @@ from outpace.errors import ArenaFullError, ConfigError, OutpaceError, TraceForma
         ("n", 0),
         ("logprobs", -1),
         ("stop", ("",)),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", ("a",)),
         ("stop", (1,)),
         ("logit_bias", {3: math.inf}),
         ("logit_bias", {-3: 1.0}),
@@ -40,7 +42,7 @@ def test_a_value_that_cannot_be_is_refused_by_name(field: str, value: object) ->
     with pytest.raises(ConfigError) as caught:
         SamplingParams(**{field: value})
     assert field in str(caught.value)
-    assert repr(value) in str(caught.value) or field in ("logit_bias", "stop", "constraint")
+    assert repr(value) in str(caught.value) or field in ("logit_bias", "stop", "stop_token_ids", "constraint")
 
 
 def test_a_bound_is_named() -> None:

@@ -16,6 +16,7 @@ from outpace.cli.common import (
     ModelOption,
     ThreadsOption,
     TrustOption,
+    check_chat_template,
     check_writable,
     err_console,
     load_engine,
@@ -82,6 +83,8 @@ def check_command(
     console = err_console()
     options |= {"drafter": drafter, "max_nodes": max_nodes, "guard": guard, "max_batch_size": batch_size}
     engine = load_engine(console, model, threads, **options)
+    if chat:
+        check_chat_template(engine)
     result = _check(console, engine, listed, max_tokens, reference)
     write_json(json_path, result.to_dict())
     _show(console, result)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.errors import InputError
+from outpace.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -95,6 +95,16 @@ def load_engine(console: Console, model: str, threads: int | None, **options: An
     quiet_libraries(threads)
     with console.status(Text(f"loading {model}")):  # a string would be read as markup
         return Engine(model, **options)
+
+
+def check_chat_template(engine: Engine) -> None:
+    """See that ``--chat`` can work.
+
+    Raises:
+        ConfigError: The model's tokenizer has no chat template, or there is no tokenizer.
+    """
+    if getattr(engine.tokenizer, "chat_template", None) is None:
+        raise ConfigError("the model's tokenizer has no chat template; leave out --chat and --system")
 
 
 def quiet_libraries(threads: int | None) -> None:

@@ -17,6 +17,7 @@ from outpace.cli.common import (
     ModelOption,
     ThreadsOption,
     TrustOption,
+    check_chat_template,
     check_writable,
     err_console,
     load_engine,
@@ -98,6 +99,8 @@ def generate(
     engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, **options)
     if engine.tokenizer is None:
         raise ConfigError(f"{model!r} has no tokenizer that could be loaded, and a text prompt needs one")
+    if chat or system is not None:
+        check_chat_template(engine)
     messages = [{"role": "system", "content": system}] if system is not None else []
     full_prompt: Any = [*messages, {"role": "user", "content": text}] if chat or messages else text
     outputs = _run(engine, full_prompt, params, show=json_path != "-" and samples == 1)
