@@ -440,7 +440,6 @@ def test_version_and_no_arguments(run: Run) -> None:
 
 
 LIGHT = """
-import shutil
 import sys
 from outpace.cli import main
 for command in sys.argv[1:]:
