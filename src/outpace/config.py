@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -34,6 +35,23 @@ class Constraint(Protocol):
         """State after ``token``, which was allowed in ``state``."""
 
 
+def _names_checked(cls: type[T]) -> type[T]:
+    """Let a dataclass refuse unknown names with what exists and what is close, where Python has a bare TypeError."""
+    create: Any = cls.__init__
+
+    @functools.wraps(create)
+    def checked(self: T, *args: Any, **values: Any) -> None:
+        known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+        for name in values:
+            if name not in known:
+                raise UnknownNameError(f"parameter of {cls.__name__}", name, known)
+        create(self, *args, **values)
+
+    cls.__init__ = checked  # type: ignore[method-assign,assignment]
+    return cls
+
+
+@_names_checked
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How one request is decoded and when it ends.

@@ -74,6 +74,11 @@ def test_what_is_plain_greedy(changes: dict[str, object], greedy: bool, plain: b
 
 
 def test_unknown_names_are_refused_with_close_ones() -> None:
+    with pytest.raises(
+        UnknownNameError, match=r"unknown parameter of SamplingParams 'temprature'; did you mean 'temperature'"
+    ):
+        SamplingParams(temprature=1.0)  # type: ignore[call-arg]
+    assert SamplingParams(5, 0.5) == SamplingParams(max_tokens=5, temperature=0.5)
     with pytest.raises(UnknownNameError, match=r"unknown option 'temprature'; did you mean 'temperature'\?.*top_p"):
         from_mapping(SamplingParams, {"temprature": 1.0}, "option")
     assert from_mapping(EngineConfig, {"max_nodes": 3}, "option").max_nodes == 3
