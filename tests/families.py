@@ -86,8 +86,8 @@ def distinct_ngrams(tokens: Sequence[int], n: int = 4) -> float:
     return len(set(ngrams)) / len(ngrams)
 
 
-# Where RoPE switches, Phi-3's `generate` before Transformers 5.21 drops its cache and then feeds the last token alone.
-GENERATE_LOSES_CONTEXT = tuple(int(part) for part in hf.__version__.split(".")[:2]) < (5, 21)
+# Where RoPE switches, Phi-3's `generate` before Transformers 5.20 drops its cache and then feeds the last token alone.
+GENERATE_LOSES_CONTEXT = tuple(int(part) for part in hf.__version__.split(".")[:2]) < (5, 20)
 
 
 def greedy(model: hf.PreTrainedModel, prompt: Sequence[int], new_tokens: int = NEW_TOKENS) -> list[int]:

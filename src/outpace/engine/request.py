@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
-import numpy as np
-
 from outpace.config import SamplingParams
 from outpace.engine.output import Figures, FinishReason, Output
 from outpace.engine.text import TextStream
@@ -137,8 +135,3 @@ class Request:
 def keys_of(requests: SequenceOf[Request]) -> list[int]:
     """The sequences' numbers."""
     return [request.sequence.key for request in requests]
-
-
-def counts(values: SequenceOf[int]) -> Int32Array:
-    """``int32[B]`` of Python integers."""
-    return np.asarray(values, np.int32)
