@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
@@ -79,6 +79,9 @@ class SamplingParams:
         logprobs: None for none; otherwise log-probabilities (of the model's own distribution, before any processing) of
             every committed token and of this many most likely ones.
         constraint: Restricts the tokens, or None.
+        processor: Changes the scores, or None: called with the text before the token to be chosen (``int32[n]``, prompt and
+            output) and the scores after penalties (``float32[V]``, a tensor on the CPU that it may overwrite); returns the
+            new scores, of the same shape. It is called at the positions that the verification reaches, in their order.
         speculate: False decodes this request without drafts.
     """
 
@@ -99,6 +102,7 @@ class SamplingParams:
     ignore_eos: bool = False
     logprobs: int | None = None
     constraint: Constraint | None = None
+    processor: Callable[[Any, Any], Any] | None = None
     speculate: bool = True
 
     def __post_init__(self) -> None:
@@ -137,6 +141,8 @@ class SamplingParams:
             raise ConfigError(
                 f"constraint must have start, allowed and advance; found {type(self.constraint).__name__}"
             )
+        if self.processor is not None and not callable(self.processor):
+            raise ConfigError(f"processor must be callable, found {type(self.processor).__name__}")
 
     @property
     def greedy(self) -> bool:
@@ -153,6 +159,7 @@ class SamplingParams:
             and self.frequency_penalty == 0.0
             and not self.logit_bias
             and self.constraint is None
+            and self.processor is None
         )
 
 

@@ -14,7 +14,7 @@
     │   └── NonFiniteLogitsError          the model produced NaN or infinite logits for one request
     ├── ArenaFullError (MemoryError)      no room for keys and values; carries the numbers
     ├── DrafterError                      a drafter proposed something malformed, or raised something
-    ├── ConstraintError                   a constraint allows no token at all
+    ├── ConstraintError                   a constraint or a processor allows no token at all, or raised something
     └── LifecycleError (RuntimeError)     misuse: a request that is not active, an engine that is closed
 
 A message says what was expected, what was found and what to do about it. The command line turns each of them
@@ -131,7 +131,7 @@ class DrafterError(OutpaceError):
 
 
 class ConstraintError(OutpaceError):
-    """A constraint allows no token at all."""
+    """A constraint or a processor allows no token at all, or raised something."""
 
 
 class LifecycleError(OutpaceError, RuntimeError):

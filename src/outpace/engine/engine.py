@@ -26,7 +26,7 @@ from outpace.errors import (
     PromptError,
     UnknownNameError,
 )
-from outpace.model import KVArena, load_model, load_tokenizer, probe
+from outpace.model import KVArena, Target, load_model, load_tokenizer, probe
 from outpace.sequence import Sequence
 from outpace.verify import Chooser
 
@@ -43,7 +43,8 @@ class Engine:
             print(output.text, output.figures.mean_accepted_tokens)
 
     Args:
-        model: A folder, a hub id, or a loaded model of Transformers (or PEFT), which is left as it was found.
+        model: A folder, a hub id, a loaded model of Transformers (or PEFT), which is left as it was found, or the target
+            that `outpace.model.probe` made of one (``backend`` and ``context_length`` are then the target's).
         tokenizer: A folder, a hub id or a tokenizer. None: the one beside the model if ``model`` is a name; else there is
             none, and prompts must be token ids.
         drafter: Where drafts come from, see `outpace.available_drafters`.
@@ -57,26 +58,26 @@ class Engine:
 
     def __init__(
         self,
-        model: str | os.PathLike[str] | torch.nn.Module,
+        model: str | os.PathLike[str] | torch.nn.Module | Target,
         tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
         drafter: str | Drafter = "suffix",
         **options: Any,
     ) -> None:
-        self.config, load_options = split_options(options, loads=not isinstance(model, torch.nn.Module))
+        self.config, load_options = split_options(options, loads=isinstance(model, str | os.PathLike))
         self.drafter = build_drafter(drafter)
-        if not isinstance(model, str | os.PathLike | torch.nn.Module):
+        if not isinstance(model, str | os.PathLike | torch.nn.Module | Target):
             raise ConfigError(f"model must be a folder, a hub id or a loaded model, found {type(model).__name__}")
         self._why_no_tokenizer = ""
-        if isinstance(model, torch.nn.Module):
-            module = model
-        else:
-            module = load_model(model, load_options)
+        if isinstance(model, str | os.PathLike):
+            name, model = model, load_model(model, load_options)
             if tokenizer is None:
-                tokenizer, self._why_no_tokenizer = tokenizer_beside(model, load_options)
+                tokenizer, self._why_no_tokenizer = tokenizer_beside(name, load_options)
         self.tokenizer: PreTrainedTokenizerBase | None = (
             load_tokenizer(tokenizer, load_options) if isinstance(tokenizer, str | os.PathLike) else tokenizer
         )
-        self.target = probe(module, backend=self.config.backend, context_length=self.config.context_length)
+        if not isinstance(model, Target):
+            model = probe(model, backend=self.config.backend, context_length=self.config.context_length)
+        self.target = model
         self._core = EngineCore(self.target, self.drafter, self.config)
         self._eos_ids = eos_ids(self.target.model)
         self._boxes: dict[str, list[Progress]] = {}  # of requests that `generate` or `stream` waits for

@@ -13,7 +13,7 @@ import torch
 from outpace.config import SamplingParams
 from outpace.errors import ConfigError, ConstraintError, NonFiniteLogitsError
 from outpace.tree import BoolArray, Int32Array
-from outpace.verify.processors import History, LogitsPipeline
+from outpace.verify.processors import History, LogitsPipeline, Text
 from outpace.verify.sampling import gumbel_argmax
 
 
@@ -54,6 +54,7 @@ class Chooser:
         self.position = len(prompt_tokens)
         self._pipeline = LogitsPipeline(params, vocab_size)
         self._history = History(np.asarray(prompt_tokens)) if self._pipeline.needs_history else None
+        self._text = Text(np.asarray(prompt_tokens)) if params.processor is not None else None
         self._state: Any = None
         self._started = False
         self._behind: tuple[int, ...] = ()  # committed tokens that the constraint has not seen
@@ -74,6 +75,9 @@ class Chooser:
         if self._history is not None:
             for token in tokens:
                 self._history.push(int(token))
+        if self._text is not None:
+            for token in tokens:
+                self._text.push(int(token))
         if self.params.constraint is not None:
             known = 0
             if states:
@@ -87,6 +91,7 @@ class Chooser:
         twin.__dict__.update(self.__dict__)
         twin.seed = int(seed)
         twin._history = None if self._history is None else self._history.copy()
+        twin._text = None if self._text is None else self._text.copy()
         return twin
 
     def state(self) -> Any:
@@ -136,6 +141,8 @@ class Cursor:
         if history is not None:
             for token, was_new in reversed(self._steps):
                 history.pop(token, was_new)
+        if self._chooser._text is not None:
+            self._chooser._text.pop(len(self._steps))
 
     def choose(self, logits: torch.Tensor) -> int:
         """The token after the current node.
@@ -145,7 +152,8 @@ class Cursor:
 
         Raises:
             NonFiniteLogitsError: NaN, +inf, or nothing but -inf.
-            ConstraintError: No token is allowed, the mask has a wrong shape, or the constraint raised something.
+            ConstraintError: No token is allowed, the mask has a wrong shape, or the constraint or the processor raised
+                something.
         """
         chooser = self._chooser
         row = torch.empty(len(logits), dtype=torch.float32).copy_(logits.detach())
@@ -154,7 +162,7 @@ class Cursor:
             raise non_finite(best, self._position)
         state = self._reached_state()
         allowed = self._allowed(state)
-        scores = chooser._pipeline.process(row, chooser._history, allowed).numpy()
+        scores = chooser._pipeline.process(row, chooser._history, allowed, chooser._text).numpy()
         self.states.append(state)
         if chooser.params.greedy:
             return int(scores.argmax())
@@ -164,6 +172,8 @@ class Cursor:
         """Go to the child that holds ``token``."""
         history = self._chooser._history
         self._steps.append((token, history.push(token) if history is not None else False))
+        if self._chooser._text is not None:
+            self._chooser._text.push(token)
         self._position += 1
 
     def _reached_state(self) -> Any:

@@ -6,12 +6,14 @@ one:
 1. ``logit_bias`` (where ``sequence_bias`` is there),
 2. repetition penalty, over prompt and output,
 3. presence and frequency penalty, over the output (where a caller's own processors are there),
-4. the constraint's mask,
-5. only when sampling: temperature, top-k, top-p, min-p.
+4. the caller's own processor,
+5. the constraint's mask,
+6. only when sampling: temperature, top-k, top-p, min-p.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from transformers import (
 
 from outpace.config import SamplingParams
 from outpace.errors import ConfigError, ConstraintError
-from outpace.tree import BoolArray, Int64Array
+from outpace.tree import BoolArray, Int32Array, Int64Array
 
 # Larger biases and penalties would overflow float32 to infinity, and infinities to NaN; at this size they have long
 # decided the choice.
@@ -93,6 +95,39 @@ class History:
         return twin
 
 
+class Text:
+    """The tokens of a sequence, in order; one can be added at the end and taken back.
+
+    Args:
+        tokens: ``int[n]``, the prompt.
+    """
+
+    def __init__(self, tokens: npt.NDArray[Any]) -> None:
+        self._size = len(tokens)
+        self._tokens = np.empty(self._size + 256, np.int32)
+        self._tokens[: self._size] = tokens
+
+    @property
+    def tokens(self) -> Int32Array:
+        """``int32[n]``, a view."""
+        return self._tokens[: self._size]
+
+    def push(self, token: int) -> None:
+        """Add one token."""
+        if self._size == len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
+        self._tokens[self._size] = token
+        self._size += 1
+
+    def pop(self, count: int) -> None:
+        """Take back the last ``count`` tokens."""
+        self._size -= count
+
+    def copy(self) -> Text:
+        """An independent copy."""
+        return Text(self.tokens)
+
+
 class LogitsPipeline:
     """The processing that one request's parameters ask for. Immutable, so that forks share it.
 
@@ -123,6 +158,7 @@ class LogitsPipeline:
         if params.repetition_penalty != 1.0:
             penalty = min(max(float(params.repetition_penalty), 1 / _EXTREME), _EXTREME)
             self._repetition = RepetitionPenaltyLogitsProcessor(penalty)
+        self._processor = params.processor
         self._greedy = params.greedy
         # A lower temperature could overflow; after shifting the best logit to 0 only losers can.
         self._shift = params.temperature < 1e-3
@@ -130,7 +166,11 @@ class LogitsPipeline:
         self.needs_history = self._repetition is not None or self._presence != 0 or self._frequency != 0
 
     def process(
-        self, logits: torch.Tensor, history: History | None = None, allowed: BoolArray | None = None
+        self,
+        logits: torch.Tensor,
+        history: History | None = None,
+        allowed: BoolArray | None = None,
+        text: Text | None = None,
     ) -> torch.Tensor:
         """Process the logits of one reached node.
 
@@ -138,12 +178,14 @@ class LogitsPipeline:
             logits: ``float32[V]`` on the CPU, without NaN or +inf; may be overwritten.
             history: The text before the token to be chosen. Needed if `needs_history`.
             allowed: ``bool[V]``, the constraint's mask, or None.
+            text: The same text in order. Needed if the parameters name a processor.
 
         Returns:
             ``float32[V]``; tokens that cannot be chosen are at -inf.
 
         Raises:
-            ConstraintError: No token is left, or the mask is not ``bool[V]``.
+            ConstraintError: No token is left, the mask is not ``bool[V]``, or the caller's processor raised something or
+                did not return ``[V]`` scores.
         """
         scores = logits[None]  # [1, V]
         if len(self._bias_tokens):
@@ -153,6 +195,8 @@ class LogitsPipeline:
             scores = self._repetition(torch.from_numpy(history.tokens)[None], scores)
         if (self._presence or self._frequency) and history is not None:
             self._penalise(scores, history)
+        if self._processor is not None and text is not None:
+            scores = self._processed(text, scores[0])[None]
         if allowed is not None:
             scores.masked_fill_(~torch.from_numpy(_checked_mask(allowed, self._vocab_size)), -torch.inf)
         if (allowed is not None or len(self._bias_tokens)) and bool(scores.amax() == -torch.inf):
@@ -165,6 +209,23 @@ class LogitsPipeline:
         if self._shift:
             scores = scores - scores.amax()
         return self._warpers(_NO_PREFIX, scores)[0]  # type: ignore[arg-type]
+
+    def _processed(self, text: Text, scores: torch.Tensor) -> torch.Tensor:
+        assert self._processor is not None
+        try:
+            found: Any = self._processor(text.tokens, scores)
+        except Exception as error:  # a user's code: whatever it raises ends this request alone
+            raise ConstraintError(f"the processor raised {type(error).__name__}: {error}") from error
+        if not isinstance(found, torch.Tensor) or found.shape != (self._vocab_size,):
+            shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+            raise ConstraintError(f"a processor must return scores of shape [{self._vocab_size}], found {shape}")
+        found = found.detach().to("cpu", torch.float32).contiguous()
+        best = float(found.amax())
+        if best == -math.inf:
+            raise ConstraintError(f"the processor excludes all {self._vocab_size} tokens of the vocabulary")
+        if math.isnan(best) or (best == math.inf and not self._greedy):
+            raise ConstraintError(f"a processor must return finite scores or minus infinity, found {best}")
+        return found
 
     def _penalise(self, scores: torch.Tensor, history: History) -> None:
         counts = history.output_counts
