@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outpace.draft import Drafter, OracleDrafter, SignalNeeds, Signals, available_drafters, build_drafter
     from outpace.engine import Engine, EngineFigures, Figures, Output, Progress
     from outpace.errors import OutpaceError
+    from outpace.integrations import generate
     from outpace.model import LoadOptions
     from outpace.tree import DraftTrees, Origin, Verdicts
     from outpace.verify import TokenLogprobs
@@ -42,6 +43,7 @@ __all__ = [
     "__version__",
     "available_drafters",
     "build_drafter",
+    "generate",
 ]
 
 # Where the names come from. They are imported when they are first used: torch and Transformers take seconds, and
@@ -51,6 +53,7 @@ _MODULES = {
     "draft": ("Drafter", "OracleDrafter", "SignalNeeds", "Signals", "available_drafters", "build_drafter"),
     "engine": ("Engine", "EngineFigures", "Figures", "Output", "Progress"),
     "errors": ("OutpaceError",),
+    "integrations": ("generate",),
     "model": ("LoadOptions",),
     "tree": ("DraftTrees", "Origin", "Verdicts"),
     "verify": ("TokenLogprobs",),

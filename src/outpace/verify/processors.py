@@ -213,13 +213,13 @@ class LogitsPipeline:
     def _processed(self, text: Text, scores: torch.Tensor) -> torch.Tensor:
         assert self._processor is not None
         try:
-            found: Any = self._processor(text.tokens, scores)
+            returned: Any = self._processor(text.tokens, scores)
         except Exception as error:  # a user's code: whatever it raises ends this request alone
             raise ConstraintError(f"the processor raised {type(error).__name__}: {error}") from error
-        if not isinstance(found, torch.Tensor) or found.shape != (self._vocab_size,):
-            shape = list(found.shape) if isinstance(found, torch.Tensor) else type(found).__name__
+        if not isinstance(returned, torch.Tensor) or returned.shape != (self._vocab_size,):
+            shape = list(returned.shape) if isinstance(returned, torch.Tensor) else type(returned).__name__
             raise ConstraintError(f"a processor must return scores of shape [{self._vocab_size}], found {shape}")
-        found = found.detach().to("cpu", torch.float32).contiguous()
+        found = returned.detach().to("cpu", torch.float32).contiguous()
         best = float(found.amax())
         if best == -math.inf:
             raise ConstraintError(f"the processor excludes all {self._vocab_size} tokens of the vocabulary")

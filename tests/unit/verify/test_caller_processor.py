@@ -18,7 +18,7 @@ PROMPT = [7, 8, 9, 10]
 
 
 class Penalty:
-    """Halves the scores of the last token seen, so that the result depends on the order of the text."""
+    """Lowers the last token's score and raises the first one's: the result depends on the order of the text."""
 
     def __init__(self) -> None:
         self.texts: list[list[int]] = []
