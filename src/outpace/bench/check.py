@@ -127,8 +127,8 @@ def check(
     texts = [np.array([*output.prompt_token_ids, *output.token_ids], np.int32) for output in usable]
     longest = sorted(texts, key=len)[-_FLOOR_TEXTS:]
     floor = noise_floor(engine.target, longest)
-    limit = 2 * min(floor, _explainable(engine.target, longest))
-    details = [_compare(engine.target, output, expected.get(output.prompt_index, []), limit) for output in found]
+    limit = _tie_limit(engine.target, longest, floor)
+    details = [compare(engine.target, output, expected.get(output.prompt_index, []), limit) for output in found]
     count = {kind: sum(d.result == kind for d in details) for kind in ("identical", "tie", "divergence", "error")}
     steps = sum(output.figures.steps for output in usable)
     return CheckResult(
@@ -208,6 +208,21 @@ def noise_floor(target: Target, texts: SequenceOf[Int32Array]) -> float:
 def _largest_difference(plain: SequenceOf[torch.Tensor], packed: SequenceOf[torch.Tensor]) -> float:
     worst = [(a - b.float().to(a.device)).abs().nan_to_num(torch.inf) for a, b in zip(plain, packed, strict=True)]
     return max(float(difference.max()) for difference in worst)
+
+
+def tie_limit(target: Target, texts: SequenceOf[Int32Array]) -> float:
+    """How far below the best logit a token may be, in logits, so that rounding may still prefer it.
+
+    Args:
+        target: The model.
+        texts: Prompts with their outputs; the noise floor is measured over the longest ones.
+    """
+    longest = sorted((text for text in texts if len(text)), key=len)[-_FLOOR_TEXTS:]
+    return _tie_limit(target, longest, noise_floor(target, longest))
+
+
+def _tie_limit(target: Target, texts: SequenceOf[Int32Array], floor: float) -> float:
+    return 2 * min(floor, _explainable(target, texts))
 
 
 def _explainable(target: Target, texts: SequenceOf[Int32Array]) -> float:
@@ -291,7 +306,15 @@ def _generate(
     return engine.generate(list(prompts), params, errors="return", on_progress=count)
 
 
-def _compare(target: Target, output: Output, expected: list[int], limit: float) -> PromptCheck:
+def compare(target: Target, output: Output, expected: list[int], limit: float) -> PromptCheck:
+    """What became of one output.
+
+    Args:
+        target: The model.
+        output: With speculation.
+        expected: Tokens without.
+        limit: From `tie_limit`.
+    """
     if output.error is not None:
         kind = type(output.error).__name__
         return PromptCheck(output.prompt_index, "error", 0, message=f"{kind}: {output.error}")

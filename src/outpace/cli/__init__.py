@@ -10,13 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from outpace._version import __version__
-from outpace.cli import check, generate, replay
+from outpace.cli import check, demo, generate, replay
 from outpace.errors import OutpaceError
 
 _HELP = """Lossless speculative decoding for any Hugging Face causal language model.
 
-The model's own tokens, sooner. To begin with: `outpace generate "Once upon a time" --model PATH-OR-HUB-ID`, and
-`outpace check --help` to convince yourself that nothing but the speed has changed.
+The model's own tokens, sooner. To begin with: `outpace demo`, which needs nothing but this installation; then
+`outpace generate "Once upon a time" --model PATH-OR-HUB-ID`, and `outpace check --help` to convince yourself that
+nothing but the speed has changed.
 
 Anything that cannot work ends with one line on standard error and exit status 2.
 """
@@ -50,7 +51,7 @@ def _root(
 # The root of click's errors: of click itself, or of the copy of it that newer versions of typer carry.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 
-for _command in (generate, replay, check):
+for _command in (demo, generate, replay, check):
     _command.register(app)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outpace.assets import BUILTIN_MODEL
 from outpace.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
@@ -26,8 +27,16 @@ if TYPE_CHECKING:
 USABLE_DRAFTERS = ("llma", "lookup", "none", "suffix")
 ALL_DRAFTERS = ("llma", "lookup", "none", "oracle", "suffix")
 
+DEFAULT_MODEL = BUILTIN_MODEL
+
 ModelOption = Annotated[
-    str, typer.Option("--model", "-m", metavar="M", help="Folder of a checkpoint, or a Hugging Face hub id.")
+    str,
+    typer.Option(
+        "--model",
+        "-m",
+        metavar="M",
+        help=f"Folder of a checkpoint, a Hugging Face hub id, or {BUILTIN_MODEL}: the model in the box.",
+    ),
 ]
 DrafterOption = Annotated[
     str,

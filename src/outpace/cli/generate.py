@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outpace.cli.common import (
+    DEFAULT_MODEL,
     AdapterOption,
     DeviceOption,
     DrafterOption,
@@ -24,6 +26,7 @@ from outpace.cli.common import (
     load_options,
     write_json,
 )
+from outpace.cli.origins import OriginWriter, shares
 from outpace.errors import ConfigError, OutpaceError, PromptError
 
 if TYPE_CHECKING:
@@ -36,9 +39,10 @@ _HELP = "\n\n".join(
     (
         "Generate text from a prompt, and show it as it comes.",
         "PROMPT is the text itself, or `-` to read standard input. The text goes to standard output, the figures to "
-        "standard error. Decoding is greedy unless `--temperature` is above 0; the same seed gives the same text with "
-        "every drafter.",
+        "standard error. In a terminal, what was drafted and accepted is coloured, unless NO_COLOR is set. Decoding is "
+        "greedy unless `--temperature` is above 0; the same seed gives the same text with every drafter.",
         "Examples:",
+        '    outpace generate "def read_lines(path):"',
         '    outpace generate "Once upon a time" --model ./my-llama',
         "    cat notes.txt | outpace generate - -m ./my-llama -d 'suffix(draft_size=20)' --max-tokens 500",
         '    outpace generate "Why is the sky blue?" --chat -m ./my-llama --temperature 0.7 --seed 1 --json -',
@@ -47,8 +51,8 @@ _HELP = "\n\n".join(
 
 
 def generate(
-    model: ModelOption,
     prompt: Annotated[str, typer.Argument(metavar="[PROMPT|-]", help="Text, or - for standard input.")] = "-",
+    model: ModelOption = DEFAULT_MODEL,
     drafter: DrafterOption = "suffix",
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", "-n", metavar="N", help="Most tokens to generate.")
@@ -103,12 +107,13 @@ def generate(
         check_chat_template(engine)
     messages = [{"role": "system", "content": system}] if system is not None else []
     full_prompt: Any = [*messages, {"role": "user", "content": text}] if chat or messages else text
-    outputs = _run(engine, full_prompt, params, show=json_path != "-" and samples == 1)
+    counts: Counter[int] = Counter()
+    outputs = _run(engine, full_prompt, params, counts, show=json_path != "-" and samples == 1)
     if json_path != "-" and samples > 1:
         for output in outputs:
             print(f"--- sample {output.sample_index}\n{output.text}")
     write_json(json_path, [output.to_dict() for output in outputs] if samples > 1 else outputs[0].to_dict())
-    _show_figures(console, outputs, engine.drafter.name)
+    _show_figures(console, outputs, engine.drafter.name, counts)
 
 
 def register(app: typer.Typer) -> None:
@@ -116,13 +121,15 @@ def register(app: typer.Typer) -> None:
     app.command("generate", help=_HELP)(generate)
 
 
-def _run(engine: Engine, prompt: Any, params: SamplingParams, *, show: bool) -> list[Output]:
+def _run(engine: Engine, prompt: Any, params: SamplingParams, counts: Counter[int], *, show: bool) -> list[Output]:
+    """Stream to the end; ``counts`` gets the number of tokens of each origin."""
     outputs: list[Output] = []
+    writer = OriginWriter(engine.tokenizer, params.stop) if show else None
     try:
         for progress in engine.stream(prompt, params):
-            if show and progress.text:
-                sys.stdout.write(progress.text)
-                sys.stdout.flush()
+            counts.update(progress.origins)
+            if writer is not None:
+                writer.write(progress)
             if progress.output is not None:
                 outputs.append(progress.output)
     except OutpaceError:
@@ -134,7 +141,7 @@ def _run(engine: Engine, prompt: Any, params: SamplingParams, *, show: bool) -> 
     return sorted(outputs, key=lambda output: output.sample_index)
 
 
-def _show_figures(console: Console, outputs: list[Output], drafter: str) -> None:
+def _show_figures(console: Console, outputs: list[Output], drafter: str, counts: Counter[int]) -> None:
     from outpace.engine import total_figures
 
     figures = total_figures(outputs)
@@ -145,9 +152,11 @@ def _show_figures(console: Console, outputs: list[Output], drafter: str) -> None
     tokens = sum(len(output.token_ids) for output in outputs)
     seeds = f", seed {outputs[0].seed}" if outputs[0].seed is not None else ""
     reasons = ", ".join(sorted({_reason(output) for output in outputs}))
+    accepted = shares(counts, counts.total())
     console.print(
         f"{tokens} tokens ({reasons}), {speed}, {figures.mean_accepted_tokens:.2f} tokens a step with drafter "
-        f"{drafter}; prompt of {len(outputs[0].prompt_token_ids)} in {prefill:.2f} s{seeds}",
+        f"{drafter}{f' (accepted drafts: {accepted})' if accepted else ''}; "
+        f"prompt of {len(outputs[0].prompt_token_ids)} in {prefill:.2f} s{seeds}",
         style="dim",
     )
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
+from outpace.assets import builtin_folder, is_builtin
 from outpace.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
@@ -74,13 +75,13 @@ class LoadOptions:
 
 
 def load_model(name: str | os.PathLike[str], options: LoadOptions) -> torch.nn.Module:
-    """Load a causal model from a folder or the hub, in evaluation mode.
+    """Load a causal model from a folder or the hub, in evaluation mode; ``"outpace-tiny"`` is the model in the box.
 
     Raises:
         CheckpointError: Nothing there, a shard or weights are missing, or Transformers cannot read it.
         UnsupportedModelError: It is no decoder-only causal model.
     """
-    path = os.fspath(name)
+    path = _place_of(name)
     _check_folder(path)
     common: dict[str, Any] = {"revision": options.revision, "trust_remote_code": options.trust_remote_code}
     try:
@@ -121,13 +122,13 @@ def load_model(name: str | os.PathLike[str], options: LoadOptions) -> torch.nn.M
 
 
 def load_tokenizer(name: str | os.PathLike[str], options: LoadOptions | None = None) -> PreTrainedTokenizerBase:
-    """Load a tokenizer from a folder or the hub.
+    """Load a tokenizer from a folder or the hub; ``"outpace-tiny"`` is that of the model in the box.
 
     Raises:
         CheckpointError: There is none, or it cannot be read.
     """
     options = options or LoadOptions()
-    path = os.fspath(name)
+    path = _place_of(name)
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             path, revision=options.revision, trust_remote_code=options.trust_remote_code
@@ -147,6 +148,11 @@ def _with_adapter(model: Any, adapter: str) -> torch.nn.Module:
     except Exception as error:
         raise CheckpointError(f"cannot load the adapter {adapter!r}: {_first_line(error)}") from error
     return wrapped
+
+
+def _place_of(name: str | os.PathLike[str]) -> str:
+    """The folder or hub id that a name means."""
+    return str(builtin_folder()) if is_builtin(name) else os.fspath(name)
 
 
 def _check_folder(path: str) -> None:
