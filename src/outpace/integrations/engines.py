@@ -19,6 +19,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from outpace.config import EngineConfig
 from outpace.draft import Drafter
 from outpace.engine import Engine
 from outpace.model import Target, probe
@@ -106,7 +107,7 @@ def release(model: PreTrainedModel | None = None) -> None:
 
 
 def _build(model: PreTrainedModel, kept: _Kept, drafter: str | Drafter, options: dict[str, Any]) -> Engine:
-    backend = options.get("backend", "torch")
+    backend = options.get("backend", EngineConfig().backend)
     if backend not in kept.targets:
         target = probe(model, backend=backend)
         weak: Any = weakref.proxy(target.model)
