@@ -205,15 +205,11 @@ class Demo:
                 cell.checks.append(compare(self.target, output, expected, limit or 0.0))
 
     def row(self, spec: str, prompts: SequenceOf[HeldOut]) -> Row:
-        """One drafter on these prompts, as far as they were run."""
-        own = {p.id: cell for p in prompts if (cell := self.cells.get((p.id, spec))) is not None}
-        plain = {name: cell for name in own if (cell := self.cells.get((name, PLAIN))) is not None}
+        """One drafter on those of these prompts that it and plain decoding have run."""
+        own = {p.id: cell for p in prompts if (p.id, PLAIN) in self.cells and (cell := self.cells.get((p.id, spec)))}
         speed = _tokens_per_s(own.values())
-        speedup = None
-        if plain:
-            both = _tokens_per_s(cell for name, cell in own.items() if name in plain)
-            base = _tokens_per_s(plain.values())
-            speedup = both / base if both and base else None
+        plain = _tokens_per_s(self.cells[name, PLAIN] for name in own)
+        speedup = speed / plain if speed and plain else None
         figures = sum((cell.figures for cell in own.values()), Figures())
         results = [cell.result for cell in own.values()]
         return Row(
@@ -302,7 +298,7 @@ class Demo:
     def _build(self, *, guard: bool = True) -> dict[str, Engine]:
         """One engine a drafter, all on the same model."""
         return {
-            spec: Engine(self.target.model, self.tokenizer, drafter=build_drafter(spec), guard=guard, max_batch_size=1)
+            spec: Engine(self.target, self.tokenizer, drafter=build_drafter(spec), guard=guard, max_batch_size=1)
             for spec in self.drafters
         }
 
