@@ -74,7 +74,7 @@ PROCESSORS: dict[str, dict[str, Any]] = {
     "repetition penalty": {"repetition_penalty": 1.7},
     "no repeated n-grams": {"no_repeat_ngram_size": 2, "repetition_penalty": 0.8},
     "bad words": {"bad_words_ids": [[5], [6, 7], [31]], "eos_token_id": 9, "pad_token_id": 0},
-    "suppressed": {"suppress_tokens": list(range(0, 400)), "begin_suppress_tokens": [401, 402]},
+    "suppressed": {"suppress_tokens": list(range(400)), "begin_suppress_tokens": [401, 402]},
     "forced ends": {"forced_bos_token_id": 4, "forced_eos_token_id": 8},
     "bias": {"sequence_bias": [[[11], 4.0], [[12, 13], 9.0]]},
     "decay": {"exponential_decay_length_penalty": (5, 1.2), "eos_token_id": 9, "pad_token_id": 0},
@@ -95,10 +95,25 @@ def test_processors(model: hf.PreTrainedModel, case: str) -> None:
 
 def test_processors_see_padding_as_without_the_hook(model: hf.PreTrainedModel) -> None:
     """A penalty on the padding's id: it matters whether the processor takes padding for text."""
-    boost = {"sequence_bias": [[[0], 8.0]]}
-    assert_same(model, batch(), max_new_tokens=24, repetition_penalty=3.0, **boost)
+    inputs = padded(families.prompts(families.VOCAB, seed=0, lengths=LENGTHS), pad=3)
+    boost = {"sequence_bias": [[[3], 8.0]], "max_new_tokens": 24}
+    assert_same(model, inputs, repetition_penalty=3.0, **boost)
     processors = hf.LogitsProcessorList([hf.RepetitionPenaltyLogitsProcessor(3.0)])
-    assert_same(model, batch(), max_new_tokens=24, logits_processor=processors, **boost)
+    assert_same(model, inputs, logits_processor=processors, **boost)
+
+
+def test_drafts_are_accepted(model: hf.PreTrainedModel) -> None:
+    """Otherwise the other tests would say little."""
+    plain = model.generate(**batch(), max_new_tokens=NEW, repetition_penalty=1.3)
+    passes = []
+    handle = model.register_forward_hook(lambda *_: passes.append(1))
+    found = model.generate(
+        **batch(), max_new_tokens=NEW, repetition_penalty=1.3, custom_generate=outpace.generate,
+        drafter=oracle_of(batch(), plain), guard=False,
+    )  # fmt: skip
+    handle.remove()
+    assert found.tolist() == plain.tolist()
+    assert len(passes) < NEW / 2
 
 
 def test_a_processor_with_a_state_is_called_as_often_as_there_are_tokens(model: hf.PreTrainedModel) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from outpace.config import EngineConfig
-from outpace.draft import Drafter
+from outpace.draft import Drafter, build_drafter
 from outpace.engine import Engine
 from outpace.model import Target, probe
 from outpace.model.attention import attention_configs
@@ -107,7 +107,8 @@ def release(model: PreTrainedModel | None = None) -> None:
 
 
 def _build(model: PreTrainedModel, kept: _Kept, drafter: str | Drafter, options: dict[str, Any]) -> Engine:
-    backend = options.get("backend", EngineConfig().backend)
+    # Names and values first: a refusal should not wait for the probe.
+    drafter, backend = build_drafter(drafter), EngineConfig(**options).backend
     if backend not in kept.targets:
         target = probe(model, backend=backend)
         weak: Any = weakref.proxy(target.model)
