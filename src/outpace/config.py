@@ -14,6 +14,8 @@ import numpy.typing as npt
 
 from outpace.errors import ConfigError, UnknownNameError
 
+BACKENDS = ("auto", "cpu", "torch")  # of attention, see `outpace.model.backends`
+
 T = TypeVar("T")
 
 
@@ -175,7 +177,8 @@ class EngineConfig:
             that is free when the engine is made can hold.
         context_length: Most tokens of a sequence, prompt and output together. None: what the model's config says.
         guard: Cut drafts that do not pay by the clock. The tokens are the same with and without it.
-        backend: Attention backend.
+        backend: Attention backend: ``"cpu"``, one compiled call a layer (float32 and bfloat16); ``"torch"``, plain PyTorch
+            on any device, the reference; ``"auto"``, the former where it applies, else the latter.
         debug: Check every drafted tree and audit the arena at every step (slow).
     """
 
@@ -185,7 +188,7 @@ class EngineConfig:
     kv_tokens: int | None = None
     context_length: int | None = None
     guard: bool = True
-    backend: str = "torch"
+    backend: str = "auto"
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -199,6 +202,8 @@ class EngineConfig:
         _check_int("max_step_tokens", self.max_step_tokens, 1)
         _check_int("kv_tokens", self.kv_tokens, 1, optional=True)
         _check_int("context_length", self.context_length, 2, optional=True)
+        if self.backend not in BACKENDS:
+            raise UnknownNameError("attention backend", str(self.backend), BACKENDS)
 
 
 def from_mapping(cls: type[T], values: Mapping[str, Any], kind: str) -> T:

@@ -7,10 +7,9 @@ from outpace.model.memory import available_rows
 from outpace.model.plan import StepPlan, pack
 from outpace.model.probe import probe, unwrap
 from outpace.model.storage import LayerKV
-from outpace.model.target import BACKENDS, Target
+from outpace.model.target import Target
 
 __all__ = [
-    "BACKENDS",
     "KVArena",
     "LayerKV",
     "LoadOptions",

@@ -41,17 +41,18 @@ _LENGTHS = (13, 8)
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 
-def probe(model: torch.nn.Module, *, backend: str = "torch", context_length: int | None = None) -> Target:
+def probe(model: torch.nn.Module, *, backend: str = "auto", context_length: int | None = None) -> Target:
     """Check a loaded model and describe it.
 
     Args:
         model: A causal model of Transformers, or a PEFT model around one.
-        backend: Attention backend to run it with.
+        backend: Attention backend to run it with, see `outpace.model.backends.make_backend`.
         context_length: Overrides the model's own limit.
 
     Raises:
         UnsupportedModelError: It cannot be run packed; the message names the probe that failed.
         ModelError: It is in training mode, or its logits are not finite.
+        ConfigError: There is no such backend, or it cannot run this model's layers.
     """
     register()
     base = unwrap(model)

@@ -15,14 +15,12 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outpace.errors import UnknownNameError, UnsupportedModelError
 from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionStep, selected
+from outpace.model.backends import AttentionBackend, make_backend
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import StepPlan
 from outpace.model.rope import RopeSwitch
 from outpace.model.storage import LayerKV
-from outpace.model.torch_backend import TorchStep
 from outpace.tree import Int32Array
-
-BACKENDS = {"torch": TorchStep}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,18 +53,19 @@ class Target:
     rope_switch: RopeSwitch | None
     device: torch.device
     probe_difference: float
-    backend: str = "torch"
+    backend: str = "auto"
     # A mask of four dimensions is handed on untouched by Transformers, so no mask is ever built for a packed pass.
     _no_mask: torch.Tensor = field(default_factory=lambda: torch.zeros((1, 1, 1, 1)))
+    _backend: AttentionBackend = field(init=False)
 
     def __post_init__(self) -> None:
-        """Check the backend's name.
+        """Make the backend.
 
         Raises:
             UnknownNameError: No such backend.
+            ConfigError: The backend cannot run these layers.
         """
-        if self.backend not in BACKENDS:
-            raise UnknownNameError("attention backend", self.backend, BACKENDS)
+        object.__setattr__(self, "_backend", make_backend(self.backend, self.layers, self.layer_of, self.masks))
 
     @torch.no_grad()
     def run(
@@ -83,7 +82,7 @@ class Target:
             ``[R, vocab]``, the logits at ``plan.logit_rows``, in the model's dtype, on the model's output device; and
             ``[T, width]`` for each captured module.
         """
-        step = BACKENDS[self.backend](plan, arena, self.layer_of, self.masks)
+        step = self._backend.step(plan, arena)
         rows = torch.from_numpy(plan.logit_rows)
         # Where layers are spread over devices, hooks would bring the index to another device than the states it picks from.
         spread = any(layer.device != self.device for layer in self.layers)

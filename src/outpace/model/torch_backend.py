@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
+
 import numpy as np
 import torch
 
@@ -10,6 +12,22 @@ from outpace.model.attention import AttentionOptions, attend_reference
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import StepPlan
 from outpace.tree import BoolArray
+
+
+class TorchBackend:
+    """Makes steps of the reference backend.
+
+    Args:
+        layer_of: Index of each attention module (by ``id``) in the arena.
+        masks: The pattern of each layer.
+    """
+
+    def __init__(self, layer_of: dict[int, int], masks: SequenceOf[MaskSpec]) -> None:
+        self._layer_of, self._masks = layer_of, masks
+
+    def step(self, plan: StepPlan, arena: KVArena) -> TorchStep:
+        """Begin one packed pass."""
+        return TorchStep(plan, arena, self._layer_of, self._masks)
 
 
 class TorchStep:
@@ -22,7 +40,7 @@ class TorchStep:
         masks: The pattern of each layer.
     """
 
-    def __init__(self, plan: StepPlan, arena: KVArena, layer_of: dict[int, int], masks: list[MaskSpec]) -> None:
+    def __init__(self, plan: StepPlan, arena: KVArena, layer_of: dict[int, int], masks: SequenceOf[MaskSpec]) -> None:
         self._plan = plan
         self._arena = arena
         self._layer_of = layer_of
@@ -31,7 +49,7 @@ class TorchStep:
         self._rows: dict[torch.device, torch.Tensor] = {}
         start = int(plan.write_starts[0])
         self._single = slice(start, start + plan.num_tokens) if plan.batch_size == 1 else None
-        self._parts: dict[tuple[MaskSpec, torch.device, torch.dtype], list[_Part]] = {}
+        self._parts: dict[tuple[int, MaskSpec, torch.device, torch.dtype], _Part] = {}
 
     def attend(
         self,
@@ -53,30 +71,32 @@ class TorchStep:
             rows = self._write_rows(keys.device)
             keys.index_copy_(0, rows, new_keys)
             values.index_copy_(0, rows, new_values)
-        parts = self._parts_for(self._masks[index], keys.device, query.dtype)
-        outs = [
-            attend_reference(
-                query[0, :, part.begin : part.end],
-                part.select(keys).transpose(0, 1),
-                part.select(values).transpose(0, 1),
-                part.mask,
-                options,
-                causal=part.causal,
-            ).transpose(0, 1)
-            for part in parts
-        ]
+        outs = [self.attend_one(b, index, query, options) for b in range(self._plan.batch_size)]
         return (outs[0] if len(outs) == 1 else torch.cat(outs))[None]
+
+    def attend_one(self, b: int, index: int, query: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+        """``[t, heads, value_dim]``: layer ``index`` for sequence ``b`` alone, whose new keys and values are written."""
+        keys, values = self._arena.layer(index)
+        part = self._part_for(b, self._masks[index], keys.device, query.dtype)
+        return attend_reference(
+            query[0, :, part.begin : part.end],
+            part.select(keys).transpose(0, 1),
+            part.select(values).transpose(0, 1),
+            part.mask,
+            options,
+            causal=part.causal,
+        ).transpose(0, 1)
 
     def _write_rows(self, device: torch.device) -> torch.Tensor:
         if device not in self._rows:
             self._rows[device] = torch.from_numpy(self._plan.write_rows()).to(device)
         return self._rows[device]
 
-    def _parts_for(self, spec: MaskSpec, device: torch.device, dtype: torch.dtype) -> list[_Part]:
-        """What each sequence attends to under one pattern: the same in all layers that have it."""
-        slot = (spec, device, dtype)
+    def _part_for(self, b: int, spec: MaskSpec, device: torch.device, dtype: torch.dtype) -> _Part:
+        """What a sequence attends to under one pattern: the same in all layers that have it."""
+        slot = (b, spec, device, dtype)
         if slot not in self._parts:
-            self._parts[slot] = [self._part(b, spec, device, dtype) for b in range(self._plan.batch_size)]
+            self._parts[slot] = self._part(b, spec, device, dtype)
         return self._parts[slot]
 
     def _part(self, b: int, spec: MaskSpec, device: torch.device, dtype: torch.dtype) -> _Part:
