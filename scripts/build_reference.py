@@ -27,7 +27,16 @@ FOLDER = Path(__file__).resolve().parents[1] / "docs" / "reference"
 NOTE = "<!-- Written by scripts/build_reference.py from docstrings; edit those. -->"
 SECTIONS = ("Args", "Attributes", "Returns", "Raises", "Yields")
 GROUPS = {
-    "Generating": ["Engine", "SamplingParams", "Output", "Progress", "Figures", "EngineFigures", "TokenLogprobs"],
+    "Generating": [
+        "Engine",
+        "SamplingParams",
+        "Output",
+        "Progress",
+        "Figures",
+        "EngineFigures",
+        "TokenLogprobs",
+        "generate",
+    ],
     "Options": ["EngineConfig", "LoadOptions"],
     "Extending": [
         "Drafter",
