@@ -10,7 +10,7 @@ WORKERS ?= 2
 
 help:
 	@echo "make setup   install Outpace and what its development needs into $(VENV)"
-	@echo "make demo    a random model writes with and without speculation, and both are compared"
+	@echo "make demo    the model in the box, plain and with every drafter: a minute or two"
 	@echo "make test    run the tests ($(WORKERS) processes; WORKERS=n for another number)"
 	@echo "make check   ruff, mypy --strict, import-linter"
 	@echo "make bench   plain decoding against Transformers' generate"
@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@echo ">>> ready"
 
 demo: setup
-	@$(BIN)/python scripts/demo.py
+	@$(BIN)/outpace demo
 
 check: setup
 	@echo ">>> ruff"

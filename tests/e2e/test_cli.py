@@ -343,7 +343,7 @@ def bad(checkpoint: Path, tmp_path: Path) -> Callable[[str], tuple[list[object],
             "model": ["generate", "x", "-m", checkpoint.parent / "lama"],
             "option": [*generate, "--temprature", 1],
             "command": ["generat"],
-            "no model": ["generate", "x"],
+            "no model": ["check", "-p", lines],
             "number": [*generate, "--top-k", "many"],
             "parameter": [*generate, "--top-p", 2],
             "dtype": [*generate, "--dtype", "float23"],
@@ -416,7 +416,9 @@ def test_debug_shows_the_traceback(run: Run, bad: Any, kind: str) -> None:
 @pytest.mark.parametrize(
     ("command", "example"),
     [
-        ([], "outpace generate"),
+        ([], "outpace demo"),
+        (["demo"], "outpace demo --model"),
+        (["chat"], "| outpace chat"),
         (["generate"], 'outpace generate "Once upon a time" --model'),
         (["check"], "outpace check --model"),
         (["replay"], "outpace replay traces.jsonl"),
@@ -453,8 +455,20 @@ assert not heavy, heavy
 
 
 def test_help_and_usage_errors_do_not_wait_for_torch() -> None:
-    good = ["--version", "--help", "generate --help", "check --help", "replay --help"]
-    bad = ["generat", "generate --temprature 1", "check --limit 0", "check -m x", "replay"]
+    good = [
+        "--version",
+        "--help",
+        *(f"{command} --help" for command in ("demo", "generate", "chat", "check", "replay")),
+    ]
+    bad = [
+        "generat",
+        "generate --temprature 1",
+        "demo --max-tokens 0",
+        "chat --modle x",
+        "check --limit 0",
+        "check -m x",
+        "replay",
+    ]
     done = subprocess.run([sys.executable, "-c", LIGHT, *good, *bad], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     assert [f"status of {command}: 2" in done.stdout for command in good] == [False] * len(good)

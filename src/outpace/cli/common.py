@@ -35,7 +35,8 @@ ModelOption = Annotated[
         "--model",
         "-m",
         metavar="M",
-        help=f"Folder of a checkpoint, a Hugging Face hub id, or {BUILTIN_MODEL}: the model in the box.",
+        help=f"Folder of a checkpoint, a Hugging Face hub id, or {BUILTIN_MODEL}: the model in the box (a folder of yours "
+        f"by that name is ./{BUILTIN_MODEL}).",
     ),
 ]
 DrafterOption = Annotated[

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
 
+import outpace.assets
 from checkpoints import SENTENCES, write_adapter, write_checkpoint
 from families import greedy
 from outpace import Engine, SamplingParams
@@ -332,3 +334,32 @@ def test_code_does_not_run(folder: Path, tmp_path: Path, model_type: str) -> Non
     assert not witness.exists()
     load_tokenizer(folder)
     assert not witness.exists()
+
+
+# --- the model in the box --------------------------------------------------------------------------------------------
+
+
+def test_the_model_in_the_box_by_name(pristine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name means the packaged folder; a path means what lies there."""
+    shutil.copytree(pristine, tmp_path / "box" / outpace.assets.BUILTIN_MODEL)
+    monkeypatch.setattr(outpace.assets, "files", lambda _: tmp_path / "box")
+    monkeypatch.chdir(tmp_path)
+    assert torch.equal(logits(load_model("outpace-tiny", CPU)), logits(load_model(pristine, CPU)))
+    assert load_tokenizer("outpace-tiny").get_vocab() == load_tokenizer(pristine).get_vocab()
+    for path in ("./outpace-tiny", Path("outpace-tiny")):
+        with pytest.raises(CheckpointError):
+            load_model(path, CPU)
+    (tmp_path / "box" / "outpace-tiny" / "config.json").unlink()
+    with pytest.raises(CheckpointError, match="not in this installation"):
+        load_model("outpace-tiny", CPU)
+
+
+def test_the_model_in_the_box_is_packaged() -> None:
+    """Whatever lies in its folder is named in the build's settings, and the folder is no package of its own."""
+    root = Path(__file__).resolve().parents[3]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert settings["packages"]["find"] == {"where": ["src"], "namespaces": False}
+    assets = root / "src" / "outpace" / "assets"
+    named = {path for pattern in settings["package-data"]["outpace.assets"] for path in assets.glob(pattern)}
+    here = {path for path in assets.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert here <= named
