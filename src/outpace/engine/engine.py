@@ -191,6 +191,11 @@ class Engine:
         return self._core.arena
 
     @property
+    def active(self) -> list[str]:
+        """Ids of the requests that have not finished."""
+        return list(self._core.requests)
+
+    @property
     def has_work(self) -> bool:
         """Whether a step would do something."""
         return bool(self._core.requests or self._core.undelivered or self._unclaimed)

@@ -32,6 +32,14 @@ logger = logging.getLogger(__name__)
 class Decoding:
     """One call.
 
+    Attributes:
+        rows: One for each row of ``input_ids``.
+        params: How each is decoded.
+        pad: The id that fills up rows that have finished.
+        rows_end: Whether they are filled up; without an end-of-sequence criterion `generate` lets rows that finished go on
+            until all have.
+        keeps_scores: Whether processed scores are kept.
+
     Args:
         engine: The model's engine, idle.
         input_ids: ``int64[B, L]``.
@@ -52,21 +60,20 @@ class Decoding:
         config: GenerationConfig,
         streamer: BaseStreamer | None,
     ) -> None:
-        self._engine, self._input_ids = engine, input_ids
-        self._criteria, self._streamer = criteria, streamer
+        self.engine, self.input_ids = engine, input_ids
+        self.criteria, self.streamer = criteria, streamer
         self._returns_dict = bool(config.return_dict_in_generate)
-        self._keeps_scores = self._returns_dict and bool(config.output_scores)
+        self.keeps_scores = self._returns_dict and bool(config.output_scores)
         self._keeps_logits = self._returns_dict and bool(config.output_logits)
         pad: Any = config._pad_token_tensor
-        self._pad = 0 if pad is None else int(pad)
-        # Without an end-of-sequence criterion `generate` lets rows that finished go on until all have.
-        self._rows_end = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
-        sharing = {"keep_logits": self._keeps_logits, "keep_scores": self._keeps_scores}
-        self._rows = [
+        self.pad = 0 if pad is None else int(pad)
+        self.rows_end = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
+        sharing = {"keep_logits": self._keeps_logits, "keep_scores": self.keeps_scores}
+        self.rows = [
             Row(row, int(skipped), for_row(processors, index, len(input_ids)), **sharing)
             for index, (row, skipped) in enumerate(zip(input_ids, padding, strict=True))
         ]
-        self._params = self._parameters(bool(config.do_sample), bool(processors))
+        self.params = self._parameters(bool(config.do_sample), bool(processors))
 
     def run(self) -> GenerateDecoderOnlyOutput | torch.Tensor:
         """Decode all rows.
@@ -75,12 +82,12 @@ class Decoding:
             What `generate` returns.
         """
         try:
-            if self._streamer is None and all(type(c) in (MaxLengthCriteria, EosTokenCriteria) for c in self._criteria):
-                outputs = self._engine.generate([row.prompt for row in self._rows], self._params)
-                for row, output in zip(self._rows, outputs, strict=True):
+            if self.streamer is None and all(type(c) in (MaxLengthCriteria, EosTokenCriteria) for c in self.criteria):
+                outputs = self.engine.generate([row.prompt for row in self.rows], self.params)
+                for row, output in zip(self.rows, outputs, strict=True):
                     row.tokens = output.token_ids
-                    self._warn(output)
-                length = max(len(row.tokens) for row in self._rows)
+                    self.warn(output)
+                length = max(len(row.tokens) for row in self.rows)
             else:
                 length = _Shown(self).run()
         except ConstraintError as error:
@@ -88,20 +95,20 @@ class Decoding:
         return self._result(length)
 
     def _parameters(self, samples: bool, has_processors: bool) -> list[SamplingParams]:
-        length = self._criteria.max_length
-        max_tokens = None if length is None else max(1, length - self._input_ids.shape[1])
+        length = self.criteria.max_length
+        max_tokens = None if length is None else max(1, length - self.input_ids.shape[1])
         # Ids below 0 are a habit: "no end of sequence".
         stops = {
             int(token)
-            for criterion in self._criteria
+            for criterion in self.criteria
             if type(criterion) is EosTokenCriteria
             for token in criterion.eos_token_id.tolist()
             if token >= 0
         }
-        seeds: list[int | None] = [None] * len(self._rows)
+        seeds: list[int | None] = [None] * len(self.rows)
         if samples:  # one for each row, so that torch.manual_seed settles them all
-            seeds = torch.randint(2**63 - 1, (len(self._rows),)).tolist()
-        processes = has_processors or self._keeps_logits or self._keeps_scores
+            seeds = torch.randint(2**63 - 1, (len(self.rows),)).tolist()
+        processes = has_processors or self._keeps_logits or self.keeps_scores
         return [
             SamplingParams(
                 max_tokens=max_tokens,
@@ -111,10 +118,11 @@ class Decoding:
                 ignore_eos=True,
                 processor=row.process if processes else None,
             )
-            for row, seed in zip(self._rows, seeds, strict=True)
+            for row, seed in zip(self.rows, seeds, strict=True)
         ]
 
-    def _warn(self, output: Output) -> None:
+    def warn(self, output: Output) -> None:
+        """Say so where a row ended before its time."""
         if output.finish_reason == "length" and output.stop_reason == "context":
             logger.warning(
                 "row %d ended after %d tokens, at the end of the model's context",
@@ -124,20 +132,20 @@ class Decoding:
 
     def padded(self, length: int) -> torch.Tensor:
         """``int64[B, L + length]``: the prompts and so many tokens of each row, padded on the right where it has fewer."""
-        prompt = self._input_ids
-        new = torch.full((len(self._rows), length), self._pad, dtype=torch.int64)
-        for place, row in zip(new, self._rows, strict=True):
+        prompt = self.input_ids
+        new = torch.full((len(self.rows), length), self.pad, dtype=torch.int64)
+        for place, row in zip(new, self.rows, strict=True):
             own = row.tokens[:length]
             place[: len(own)] = torch.tensor(own, dtype=torch.int64)
         return torch.cat([prompt, new.to(prompt.device)], dim=1)
 
     def stacked(self, place: int, kind: str) -> torch.Tensor:
         """``float32[B, V]``: ``"scores"`` or ``"logits"`` of token ``place`` of every row; 0 where a row has finished."""
-        kept: list[list[torch.Tensor]] = [getattr(row, kind) for row in self._rows]
+        kept: list[list[torch.Tensor]] = [getattr(row, kind) for row in self.rows]
         model = next(rows[place] for rows in kept if place < len(rows))
         return torch.stack([
             rows[place] if place < min(len(rows), len(row.tokens)) else torch.zeros_like(model)
-            for rows, row in zip(kept, self._rows, strict=True)
+            for rows, row in zip(kept, self.rows, strict=True)
         ])  # fmt: skip
 
     def _result(self, length: int) -> GenerateDecoderOnlyOutput | torch.Tensor:
@@ -146,7 +154,7 @@ class Decoding:
             return sequences
         return GenerateDecoderOnlyOutput(
             sequences=sequences,  # type: ignore[arg-type]
-            scores=tuple(self.stacked(t, "scores") for t in range(length)) if self._keeps_scores else None,  # type: ignore[arg-type]
+            scores=tuple(self.stacked(t, "scores") for t in range(length)) if self.keeps_scores else None,  # type: ignore[arg-type]
             logits=tuple(self.stacked(t, "logits") for t in range(length)) if self._keeps_logits else None,  # type: ignore[arg-type]
         )
 
@@ -159,18 +167,18 @@ class _Shown:
     """
 
     def __init__(self, call: Decoding) -> None:
-        self._call, self._engine, self._rows = call, call._engine, call._rows
-        self.ids = call._input_ids.to(torch.int64)
+        self._call, self._engine, self._rows = call, call.engine, call.rows
+        self.ids = call.input_ids.to(torch.int64)
         self._shown = 0
         self._unfinished = torch.ones(len(self._rows), dtype=torch.int64, device=self.ids.device)
-        self._scores: tuple[torch.Tensor, ...] | None = () if call._keeps_scores else None
+        self._scores: tuple[torch.Tensor, ...] | None = () if call.keeps_scores else None
         self._active: dict[str, int] = {}  # request id to row
         self._cut: list[int | None] = [None] * len(self._rows)  # tokens at which a row finished
 
     def run(self) -> int:
         """Decode until every row has finished; returns how many tokens were shown."""
         for index, row in enumerate(self._rows):
-            self._active[self._engine.submit(row.prompt, self._call._params[index], prompt_index=index)] = index
+            self._active[self._engine.submit(row.prompt, self._call.params[index], prompt_index=index)] = index
         finished = False
         while not finished:
             for progress in self._engine.step():
@@ -184,8 +192,8 @@ class _Shown:
             self._engine.step()  # takes the aborted requests' last progress
         for row, cut in zip(self._rows, self._cut, strict=True):
             del row.tokens[self._shown if cut is None else cut :]
-        if self._call._streamer is not None:
-            self._call._streamer.end()  # type: ignore[no-untyped-call]
+        if self._call.streamer is not None:
+            self._call.streamer.end()  # type: ignore[no-untyped-call]
         return self._shown
 
     def _take(self, request_id: str, tokens: list[int], output: Output | None) -> None:
@@ -196,7 +204,7 @@ class _Shown:
             del self._active[request_id]
             if output.error is not None:
                 raise output.error
-            self._call._warn(output)
+            self._call.warn(output)
 
     def _is_next_there(self) -> bool:
         """Whether every row that still counts has the next token; one that the context ended counts no more."""
@@ -215,7 +223,7 @@ class _Shown:
         """Show one token of every row, in `generate`'s order; returns whether the batch has finished."""
         place = self._shown
         tokens = [
-            row.tokens[place] if cut is None and place < len(row.tokens) else self._call._pad
+            row.tokens[place] if cut is None and place < len(row.tokens) else self._call.pad
             for row, cut in zip(self._rows, self._cut, strict=True)
         ]
         next_tokens = torch.tensor(tokens, dtype=torch.int64)
@@ -223,13 +231,13 @@ class _Shown:
         self._shown += 1
         if self._scores is not None:
             self._scores = (*self._scores, self._call.stacked(place, "scores"))
-        stops: Any = self._call._criteria(self.ids, self._scores)
+        stops: Any = self._call.criteria(self.ids, self._scores)
         self._unfinished = self._unfinished & ~stops
-        if self._call._streamer is not None:
-            self._call._streamer.put(next_tokens)  # type: ignore[no-untyped-call]
+        if self._call.streamer is not None:
+            self._call.streamer.put(next_tokens)  # type: ignore[no-untyped-call]
         if bool(self._unfinished.max() == 0):
             return True
-        if self._call._rows_end:
+        if self._call.rows_end:
             self._end_rows()
         return False
 

@@ -2,8 +2,8 @@
 
 Probing a model takes a few passes, so it is done once. What is kept must not keep the model alive, though: the probed
 target holds a weak reference to it, and when the model goes, its entry goes. A changed model (another dtype or device,
-other modules, other windows) is probed again; changed weights need nothing, since nothing that outlives a call is
-computed from them.
+other modules, other windows) is probed again. So is one with other weights: a target may keep copies of weights in
+another layout, and a change through ``.data``, as when an adapter is merged, leaves no trace but the numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from outpace.config import EngineConfig
@@ -25,6 +26,7 @@ from outpace.engine import Engine
 from outpace.model import Target, probe
 from outpace.model.attention import attention_configs
 
+_SAMPLED = 16  # numbers of each weight that are compared, or a few more
 _MOST_ENGINES = 4  # kept for one model; each holds keys and values of its largest batch so far
 _READ_AT_RUNTIME = (
     "sliding_window",
@@ -122,11 +124,24 @@ def _state_of(model: PreTrainedModel) -> object:
         tuple(repr(getattr(config, name, None)) for name in _READ_AT_RUNTIME) for config in attention_configs(model)
     ]
     parameters = [(id(p), p.dtype, p.device, p.shape) for p in model.parameters()]
-    return model.training, configs, parameters
+    kind = model.device.type
+    autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)  # changes what keys are stored in
+    return model.training, autocast, configs, parameters, _sample(model)
+
+
+@torch.no_grad()
+def _sample(model: PreTrainedModel) -> list[bytes]:
+    """A few numbers of each weight on the CPU, where copies may be kept, as bytes; one entry a dtype."""
+    parts: dict[torch.dtype, list[torch.Tensor]] = {}
+    for parameter in model.parameters():
+        if parameter.device.type == "cpu" and parameter.is_contiguous():
+            step = max(1, parameter.numel() // _SAMPLED)
+            parts.setdefault(parameter.dtype, []).append(parameter.view(-1)[::step])
+    return [torch.cat(numbers).view(torch.uint8).numpy().tobytes() for numbers in parts.values()]
 
 
 def _abandon(engine: Engine) -> None:
     """End what still runs, so that a drafter of the caller's holds no sequence of it."""
-    for request_id in list(engine._core.requests):
+    for request_id in engine.active:
         with suppress(Exception):
             engine.abort(request_id)

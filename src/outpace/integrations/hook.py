@@ -107,7 +107,8 @@ def generate(
     padding = check_call(own, input_ids, generation_config, processors, model_kwargs, caller)
     options["max_batch_size"] = max(_LEAST_BATCH, 1 << (len(input_ids) - 1).bit_length())
     criteria = stopping_criteria if stopping_criteria is not None else StoppingCriteriaList()
-    with engine_for(own, drafter, options) as engine:
+    # What a kept engine allocates must also do for a call without inference mode.
+    with torch.inference_mode(False), torch.no_grad(), engine_for(own, drafter, options) as engine:
         decoding = Decoding(engine, input_ids, padding, processors, criteria, generation_config, caller.streamer)
         return decoding.run()
 

@@ -185,6 +185,8 @@ def test_called_directly(model: hf.PreTrainedModel) -> None:
     expected = model.generate(**batch(), max_new_tokens=NEW).tolist()
     assert outpace.generate(model, **batch(), max_new_tokens=NEW).tolist() == expected
     assert outpace.generate(torch.compile(model), **batch(), max_new_tokens=NEW, drafter="none").tolist() == expected
+    compiled = torch.compile(model)
+    assert compiled.generate(**batch(), max_new_tokens=NEW, custom_generate=outpace.generate).tolist() == expected
     config = hf.GenerationConfig(max_new_tokens=NEW)
     assert outpace.generate(model, **batch(), generation_config=config).tolist() == expected
 

@@ -82,13 +82,19 @@ def _new_weights(model: hf.PreTrainedModel) -> None:
             parameter.mul_(1.1)
 
 
+def _new_data(model: hf.PreTrainedModel) -> None:
+    for parameter in model.parameters():
+        parameter.data *= 1.1
+
+
 def _new_layer(model: hf.PreTrainedModel) -> None:
     other = families.build("llama").model.layers[0].mlp
     model.model.layers[1].mlp = other
 
 
 CHANGES = {
-    "weights": (_new_weights, 1),
+    "weights": (_new_weights, 2),
+    "weights behind autograd's back": (_new_data, 2),
     "a module": (_new_layer, 2),
     "attention": (lambda model: model.set_attn_implementation("eager"), 1),
     "dtype": (lambda model: model.to(torch.float64), 2),
@@ -173,6 +179,17 @@ def test_a_drafter_that_failed_can_be_used_again(model: hf.PreTrainedModel) -> N
         _call(model, drafter=drafter)
     assert not drafter._sequences
     assert _call(model, drafter=drafter) == plain.tolist()
+
+
+def test_inference_mode_and_autocast_may_come_and_go(model: hf.PreTrainedModel, probes: list[object]) -> None:
+    expected = model.generate(**batch(), max_new_tokens=NEW).tolist()
+    with torch.inference_mode():
+        assert _call(model, max_new_tokens=3 * NEW, output_scores=True)
+    assert _call(model) == expected
+    with torch.autocast("cpu", torch.bfloat16):
+        assert len(_call(model)[0]) == len(expected[0])
+    assert _call(model) == expected
+    assert len(probes) == 3
 
 
 def test_calls_from_several_threads_wait_for_each_other(model: hf.PreTrainedModel) -> None:
