@@ -27,6 +27,13 @@ def compiled(function: F) -> F:
     return result
 
 
+def inner(function: F) -> F:
+    """A function that only compiled functions call. It has no wrapper for Python, which would double its compile time."""
+    jit: Any = numba.njit  # its annotations leave these options out
+    result: F = jit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return result
+
+
 def c_function(function: Callable[[Any], None]) -> Any:
     """A C function ``void(void*)``, compiled now or read from the cache.
 

@@ -1,4 +1,4 @@
-"""The torch backend against dense attention, written out token by token in float64."""
+"""The attention backends against dense attention, written out token by token in float64."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from outpace.model import KVArena, LayerKV, MaskSpec, attention, pack
 from outpace.model.attention import AttentionOptions, attend_reference
-from outpace.model.torch_backend import TorchStep
+from outpace.model.cpu_backend import CpuBackend
+from outpace.model.torch_backend import TorchBackend
 from outpace.tree import DraftTrees
 from outpace.verify import verdicts_of
 from verify_support import make_tree
@@ -21,6 +22,7 @@ from verify_support import make_tree
 CPU = torch.device("cpu")
 # Absolute, on outputs of about 1. bfloat16 has 8 bits: inputs are exact, scores and weights are rounded.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 0.04}
+BACKENDS = {"torch": TorchBackend, "cpu": CpuBackend}
 MASKS = [MaskSpec("full"), *(MaskSpec(kind, size) for kind in ("window", "chunk") for size in (1, 3, 7, 20))]
 
 
@@ -117,7 +119,7 @@ class Batch:
         self.keys[b] = torch.cat([self.keys[b], new_keys.double()])
         self.values[b] = torch.cat([self.values[b], new_values.double()])
 
-    def run(self, spec: MaskSpec, options: AttentionOptions) -> torch.Tensor:
+    def run(self, backend: str, spec: MaskSpec, options: AttentionOptions) -> torch.Tensor:
         """``[T, heads, width]`` by the backend."""
         keys = range(len(self.samples))
         plan = pack(
@@ -131,7 +133,7 @@ class Batch:
             wants_logits=[True for _ in keys],
         )
         module = torch.nn.Identity()
-        step = TorchStep(plan, self.arena, {id(module): 0}, [spec])
+        step = BACKENDS[backend]({id(module): 0}, [spec]).step(plan, self.arena)
         packed = (x.transpose(0, 1)[None] for x in (self.query, self.new_keys, self.new_values))
         return step.attend(module, *packed, spec, options)[0]
 
@@ -163,14 +165,15 @@ class Batch:
 def layers(draw: st.DrawFn, dtype: torch.dtype) -> tuple[LayerKV, int]:
     """A layer and its number of query heads."""
     key_heads = draw(st.sampled_from([1, 2, 3]))
-    key_dim, value_dim = draw(st.sampled_from([(8, 8), (16, 16), (8, 5), (4, 12)]))
+    key_dim, value_dim = draw(st.sampled_from([(8, 8), (16, 16), (8, 5), (4, 12), (32, 64), (64, 33), (96, 32)]))
     return LayerKV(key_heads, key_dim, key_heads, value_dim, dtype, CPU), key_heads * draw(st.sampled_from([1, 2, 3]))
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
-def test_packed_attention_is_each_tokens_own(dtype: torch.dtype, data: st.DataObject) -> None:
+def test_packed_attention_is_each_tokens_own(backend: str, dtype: torch.dtype, data: st.DataObject) -> None:
     layer, heads = data.draw(layers(dtype))
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**16)))
     options = AttentionOptions(
@@ -180,7 +183,7 @@ def test_packed_attention_is_each_tokens_own(dtype: torch.dtype, data: st.DataOb
     )
     spec = data.draw(st.sampled_from(MASKS))
     batch = Batch(data.draw(samples()), layer, heads, generator)
-    found, expected = batch.run(spec, options), batch.expect(spec, options)
+    found, expected = batch.run(backend, spec, options), batch.expect(spec, options)
     assert found.dtype == dtype
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected, atol=TOLERANCE[dtype], rtol=0)
@@ -198,14 +201,18 @@ def test_the_strategy_makes_what_it_says(shares: bool) -> None:
     assert batch.arena.num_used == sum(length for _, length in {*first, *second})
 
 
-def test_rows_written_in_a_step_are_those_that_a_commit_keeps() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_rows_written_in_a_step_are_those_that_a_commit_keeps(backend: str, dtype: torch.dtype) -> None:
     sample = Sample([3], None, 2, [-1, -1, 1, 2])
-    batch = Batch([sample], LayerKV(2, 4, 2, 4, torch.float32, CPU), 2, torch.Generator().manual_seed(0))
-    batch.run(MaskSpec("full"), AttentionOptions(None, None, None))
+    batch = Batch([sample], LayerKV(2, 35, 2, 7, dtype, CPU), 2, torch.Generator().manual_seed(0))
+    batch.run(backend, MaskSpec("full"), AttentionOptions(None, None, None))
     batch.arena.commit([0], [2], verdicts_of([[1, 2]], [[1, 2, 9]]))
     rows = [row for start, length in batch.arena.segments(0) for row in range(start, start + length)]
     expected = torch.cat([batch.keys[0], batch.new_keys[[0, 1, 3, 4]].double()])
     assert torch.equal(batch.arena.layer(0)[0][rows].double(), expected)
+    expected = torch.cat([batch.values[0], batch.new_values[[0, 1, 3, 4]].double()])
+    assert torch.equal(batch.arena.layer(0)[1][rows].double(), expected)
 
 
 @pytest.mark.parametrize("heads", [2, 6])

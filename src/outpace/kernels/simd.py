@@ -21,13 +21,14 @@ from numba.extending import intrinsic, models, register_model
 LANES = 16
 NEGATIVE_INFINITY = float("-inf")
 
-_I16, _I32, _I64, _F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
-_VECTOR, _INTEGERS, _HALVES = (ir.VectorType(element, LANES) for element in (_F32, _I32, _I16))
+_I16, I32, I64, F32 = ir.IntType(16), ir.IntType(32), ir.IntType(64), ir.FloatType()
+VECTOR, INTEGERS, HALVES = (ir.VectorType(element, LANES) for element in (F32, I32, _I16))
 
 
 class _VectorType(types.Type):
     def __init__(self) -> None:
-        super().__init__(name="F32x16")  # type: ignore[no-untyped-call]
+        initialise: Any = super().__init__
+        initialise(name="F32x16")
 
 
 f32x16 = _VectorType()
@@ -36,10 +37,11 @@ f32x16 = _VectorType()
 @register_model(_VectorType)
 class _VectorModel(models.PrimitiveModel):
     def __init__(self, manager: Any, frontend_type: Any) -> None:
-        super().__init__(manager, frontend_type, _VECTOR)
+        initialise: Any = super().__init__
+        initialise(manager, frontend_type, VECTOR)
 
 
-def _operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
+def operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], Any]:
     """An intrinsic with fixed types, made of a function ``(builder, *values) -> value``."""
 
     def decorate(emit: Callable[..., Any]) -> Any:
@@ -62,29 +64,34 @@ def _operation(result: Any, *arguments: Any) -> Callable[[Callable[..., Any]], A
     return decorate
 
 
-def _constant(value: float) -> ir.Constant:
-    return ir.Constant(_VECTOR, [value] * LANES)
+def constant(value: float) -> ir.Constant:
+    """The same number in all lanes, known when compiling."""
+    return ir.Constant(VECTOR, [value] * LANES)
 
 
-def _integers(value: int) -> ir.Constant:
-    return ir.Constant(_INTEGERS, [value] * LANES)
+def integers(value: int) -> ir.Constant:
+    """The same integer in all lanes, known when compiling."""
+    return ir.Constant(INTEGERS, [value] * LANES)
 
 
-def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+def pointer(builder: Any, address: Any, kind: Any) -> Any:
+    """A pointer to a ``kind`` at an address."""
     return builder.inttoptr(address, kind.as_pointer())
 
 
 def _splat(builder: Any, value: Any) -> Any:
-    one = builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), value, ir.Constant(_I32, 0))
-    return builder.shuffle_vector(one, ir.Constant(_VECTOR, ir.Undefined), _integers(0))
+    one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), value, ir.Constant(I32, 0))
+    return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), integers(0))
 
 
-def _shuffle(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
-    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(_I32, len(places)), places))
+def shuffle(builder: Any, a: Any, b: Any, places: list[int]) -> Any:
+    """The chosen lanes of two vectors behind each other."""
+    return builder.shuffle_vector(a, b, ir.Constant(ir.VectorType(I32, len(places)), places))
 
 
-def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+def fused_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """``a * b + c``, rounded once where the processor can."""
+    kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     insert: Any = cgutils.get_or_insert_function
     function = insert(builder.module, kind, "llvm.fmuladd.v16f32")
     return builder.call(function, [a, b, c])
@@ -92,10 +99,10 @@ def _multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def _halves(builder: Any, a: Any) -> Any:
     """Bits of each number rounded to bfloat16, as integers of 32 bits."""
-    bits = builder.bitcast(a, _INTEGERS)
-    odd = builder.and_(builder.lshr(bits, _integers(16)), _integers(1))
-    rounded = builder.lshr(builder.add(bits, builder.add(odd, _integers(0x7FFF))), _integers(16))
-    return builder.select(builder.fcmp_unordered("uno", a, a), _integers(0x7FC0), rounded)
+    bits = builder.bitcast(a, INTEGERS)
+    odd = builder.and_(builder.lshr(bits, integers(16)), integers(1))
+    rounded = builder.lshr(builder.add(bits, builder.add(odd, integers(0x7FFF))), integers(16))
+    return builder.select(builder.fcmp_unordered("uno", a, a), integers(0x7FC0), rounded)
 
 
 def _across(builder: Any, a: Any, combine: Callable[[Any, Any], Any]) -> Any:
@@ -103,180 +110,217 @@ def _across(builder: Any, a: Any, combine: Callable[[Any, Any], Any]) -> Any:
     width = LANES
     while width > 1:
         width //= 2
-        low, high = (_shuffle(builder, a, a, list(range(begin, begin + width))) for begin in (0, width))
+        low, high = (shuffle(builder, a, a, list(range(begin, begin + width))) for begin in (0, width))
         a = combine(low, high)
-    return builder.extract_element(a, ir.Constant(_I32, 0))
+    return builder.extract_element(a, ir.Constant(I32, 0))
 
 
-@_operation(types.int64, types.voidptr)
+@operation(types.int64, types.voidptr)
 def address_of(builder: Any, pointer: Any) -> Any:
     """The address behind a ``void*``."""
-    return builder.ptrtoint(pointer, _I64)
+    return builder.ptrtoint(pointer, I64)
 
 
-@_operation(types.int64, types.int64, types.int64)
+@operation(types.int64, types.int64, types.int64)
 def fetch_add(builder: Any, address: Any, value: Any) -> Any:
     """Add to an ``int64`` in memory, atomically and in order; what it was before."""
-    return builder.atomic_rmw("add", _pointer(builder, address, _I64), value, "seq_cst")
+    return builder.atomic_rmw("add", pointer(builder, address, I64), value, "seq_cst")
 
 
-@_operation(types.int64, types.int64)
+@operation(types.int64, types.int64)
 def load_int64(builder: Any, address: Any) -> Any:
     """The ``int64`` at an address."""
-    return builder.load(_pointer(builder, address, _I64), align=8)
+    return builder.load(pointer(builder, address, I64), align=8)
 
 
-@_operation(types.none, types.int64, types.int64)
+@operation(types.int64, types.int64, types.int64)
+def load_field(builder: Any, address: Any, index: Any) -> Any:
+    """The ``int64`` with an index, from an address on."""
+    place = builder.add(address, builder.mul(index, ir.Constant(I64, 8)))
+    return builder.load(pointer(builder, place, I64), align=8)
+
+
+@operation(types.none, types.int64, types.int64)
 def store_int64(builder: Any, address: Any, value: Any) -> Any:
     """Write an ``int64``."""
-    builder.store(value, _pointer(builder, address, _I64), align=8)
+    builder.store(value, pointer(builder, address, I64), align=8)
 
 
-@_operation(types.float64, types.int64)
+@operation(types.float64, types.int64)
 def load_float64(builder: Any, address: Any) -> Any:
     """The ``float64`` at an address."""
-    return builder.load(_pointer(builder, address, ir.DoubleType()), align=8)
+    return builder.load(pointer(builder, address, ir.DoubleType()), align=8)
 
 
-@_operation(types.float32, types.int64)
+@operation(types.float32, types.int64)
 def load_float(builder: Any, address: Any) -> Any:
     """The ``float32`` at an address."""
-    return builder.load(_pointer(builder, address, _F32), align=4)
+    return builder.load(pointer(builder, address, F32), align=4)
 
 
-@_operation(types.none, types.int64, types.float32)
+@operation(types.none, types.int64, types.float32)
 def store_float(builder: Any, address: Any, value: Any) -> Any:
     """Write a ``float32``."""
-    builder.store(value, _pointer(builder, address, _F32), align=4)
+    builder.store(value, pointer(builder, address, F32), align=4)
 
 
-@_operation(types.float32, types.int64)
+@operation(types.float32, types.int64)
 def load_half(builder: Any, address: Any) -> Any:
     """The bfloat16 at an address, as ``float32``."""
-    bits = builder.zext(builder.load(_pointer(builder, address, _I16), align=2), _I32)
-    return builder.bitcast(builder.shl(bits, ir.Constant(_I32, 16)), _F32)
+    bits = builder.zext(builder.load(pointer(builder, address, _I16), align=2), I32)
+    return builder.bitcast(builder.shl(bits, ir.Constant(I32, 16)), F32)
 
 
-@_operation(types.none, types.int64, types.int64)
+@operation(types.none, types.int64, types.int64)
 def copy_half(builder: Any, target: Any, source: Any) -> Any:
     """Copy 2 bytes."""
-    builder.store(builder.load(_pointer(builder, source, _I16), align=2), _pointer(builder, target, _I16), align=2)
+    builder.store(builder.load(pointer(builder, source, _I16), align=2), pointer(builder, target, _I16), align=2)
 
 
-@_operation(f32x16, types.int64)
+@operation(f32x16, types.int64)
 def load(builder: Any, address: Any) -> Any:
     """16 ``float32`` at an address."""
-    return builder.load(_pointer(builder, address, _VECTOR), align=4)
+    return builder.load(pointer(builder, address, VECTOR), align=4)
 
 
-@_operation(f32x16, types.int64)
+@operation(f32x16, types.int64)
 def load_halves(builder: Any, address: Any) -> Any:
     """16 bfloat16 at an address, as ``float32``."""
-    bits = builder.zext(builder.load(_pointer(builder, address, _HALVES), align=2), _INTEGERS)
-    return builder.bitcast(builder.shl(bits, _integers(16)), _VECTOR)
+    bits = builder.zext(builder.load(pointer(builder, address, HALVES), align=2), INTEGERS)
+    return builder.bitcast(builder.shl(bits, integers(16)), VECTOR)
 
 
-@_operation(types.none, types.int64, f32x16)
+def load_bits(builder: Any, address: Any) -> Any:
+    """16 ``int32`` at an address that may be odd multiples of 2."""
+    return builder.load(pointer(builder, address, INTEGERS), align=2)
+
+
+@operation(f32x16, types.int64)
+def load_even(builder: Any, address: Any) -> Any:
+    """Of 32 bfloat16 at an address the first, third and so on, as ``float32``: cheaper than 16 neighbours."""
+    return builder.bitcast(builder.shl(load_bits(builder, address), integers(16)), VECTOR)
+
+
+@operation(f32x16, types.int64)
+def load_odd(builder: Any, address: Any) -> Any:
+    """Of 32 bfloat16 at an address the second, fourth and so on, as ``float32``."""
+    return builder.bitcast(builder.and_(load_bits(builder, address), integers(-(2**16))), VECTOR)
+
+
+@operation(f32x16, types.int64)
+def load_second(builder: Any, address: Any) -> Any:
+    """Of 32 ``float32`` at an address the second half."""
+    return builder.load(pointer(builder, builder.add(address, ir.Constant(I64, 64)), VECTOR), align=4)
+
+
+@operation(types.none, types.int64, f32x16, f32x16)
+def store_even_odd(builder: Any, address: Any, even: Any, odd: Any) -> Any:
+    """Write 32 bfloat16 whose even and odd ones are given, rounded like `store_halves`."""
+    low, high = _halves(builder, even), builder.shl(_halves(builder, odd), integers(16))
+    builder.store(builder.or_(low, high), pointer(builder, address, INTEGERS), align=2)
+
+
+@operation(types.none, types.int64, f32x16)
 def store(builder: Any, address: Any, a: Any) -> Any:
     """Write 16 ``float32``."""
-    builder.store(a, _pointer(builder, address, _VECTOR), align=4)
+    builder.store(a, pointer(builder, address, VECTOR), align=4)
 
 
-@_operation(types.none, types.int64, f32x16)
+@operation(types.none, types.int64, f32x16)
 def store_halves(builder: Any, address: Any, a: Any) -> Any:
     """Write 16 bfloat16, rounded to the nearest even; NaN stays NaN."""
-    builder.store(builder.trunc(_halves(builder, a), _HALVES), _pointer(builder, address, _HALVES), align=2)
+    builder.store(builder.trunc(_halves(builder, a), HALVES), pointer(builder, address, HALVES), align=2)
 
 
-@_operation(f32x16, f32x16)
+@operation(f32x16, f32x16)
 def round_halves(builder: Any, a: Any) -> Any:
     """Each number rounded to the nearest bfloat16, the even one of two; NaN stays NaN."""
-    return builder.bitcast(builder.shl(_halves(builder, a), _integers(16)), _VECTOR)
+    return builder.bitcast(builder.shl(_halves(builder, a), integers(16)), VECTOR)
 
 
-@_operation(f32x16, types.float32)
+@operation(f32x16, types.float32)
 def splat(builder: Any, value: Any) -> Any:
     """The same number in all lanes."""
     return _splat(builder, value)
 
 
-@_operation(types.float32, f32x16)
+@operation(types.float32, f32x16)
 def first(builder: Any, a: Any) -> Any:
     """The first lane."""
-    return builder.extract_element(a, ir.Constant(_I32, 0))
+    return builder.extract_element(a, ir.Constant(I32, 0))
 
 
-@_operation(f32x16, f32x16, f32x16)
+@operation(f32x16, f32x16, f32x16)
 def add(builder: Any, a: Any, b: Any) -> Any:
     """``a + b``."""
     return builder.fadd(a, b)
 
 
-@_operation(f32x16, f32x16, f32x16)
+@operation(f32x16, f32x16, f32x16)
 def multiply(builder: Any, a: Any, b: Any) -> Any:
     """``a * b``."""
     return builder.fmul(a, b)
 
 
-@_operation(f32x16, f32x16, f32x16, f32x16)
+@operation(f32x16, f32x16, f32x16, f32x16)
 def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     """``a * b + c``, rounded once where the processor can."""
-    return _multiply_add(builder, a, b, c)
+    return fused_multiply_add(builder, a, b, c)
 
 
-@_operation(f32x16, f32x16, f32x16)
+@operation(f32x16, f32x16, f32x16)
 def larger(builder: Any, a: Any, b: Any) -> Any:
     """The larger of each pair; ``b`` where one is NaN."""
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
-@_operation(types.float32, f32x16)
+@operation(types.float32, f32x16)
 def largest(builder: Any, a: Any) -> Any:
     """The largest lane; NaN may be passed over."""
     return _across(builder, a, lambda x, y: builder.select(builder.fcmp_ordered(">", x, y), x, y))
 
 
-@_operation(types.float32, f32x16)
+@operation(types.float32, f32x16)
 def total(builder: Any, a: Any) -> Any:
     """The sum of all lanes."""
     return _across(builder, a, builder.fadd)
 
 
-@_operation(f32x16, f32x16)
+@operation(f32x16, f32x16)
 def exp2(builder: Any, x: Any) -> Any:
     """``2 ** x`` for ``x <= 0``, to 2e-7 of the result; 0 below the normal numbers, NaN for NaN."""
-    whole = builder.fadd(x, _constant(12582912.0))  # 1.5 * 2**23: what is left of the fraction is a whole number
-    part = builder.fsub(x, builder.fsub(whole, _constant(12582912.0)))
-    power = _constant(1.535336188319500e-4)  # Cephes, exp2f
+    whole = builder.fadd(x, constant(12582912.0))  # 1.5 * 2**23: what is left of the fraction is a whole number
+    part = builder.fsub(x, builder.fsub(whole, constant(12582912.0)))
+    power = constant(1.535336188319500e-4)  # Cephes, exp2f
     for coefficient in (1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2, 2.402264791363012e-1):
-        power = _multiply_add(builder, power, part, _constant(coefficient))
-    power = _multiply_add(builder, power, part, _constant(6.931472028550421e-1))
-    power = _multiply_add(builder, power, part, _constant(1.0))
-    exponent = builder.shl(builder.bitcast(whole, _INTEGERS), _integers(23))
-    scaled = builder.bitcast(builder.add(builder.bitcast(power, _INTEGERS), exponent), _VECTOR)
-    scaled = builder.select(builder.fcmp_ordered("<", x, _constant(-126.0)), _constant(0.0), scaled)
+        power = fused_multiply_add(builder, power, part, constant(coefficient))
+    power = fused_multiply_add(builder, power, part, constant(6.931472028550421e-1))
+    power = fused_multiply_add(builder, power, part, constant(1.0))
+    exponent = builder.shl(builder.bitcast(whole, INTEGERS), integers(23))
+    scaled = builder.bitcast(builder.add(builder.bitcast(power, INTEGERS), exponent), VECTOR)
+    scaled = builder.select(builder.fcmp_ordered("<", x, constant(-126.0)), constant(0.0), scaled)
     return builder.select(builder.fcmp_unordered("uno", x, x), x, scaled)
 
 
-@_operation(f32x16, f32x16)
+@operation(f32x16, f32x16)
 def negated_magnitude(builder: Any, x: Any) -> Any:
     """``-|x|``."""
-    bits = builder.or_(builder.bitcast(x, _INTEGERS), _integers(-(2**31)))
-    return builder.bitcast(bits, _VECTOR)
+    bits = builder.or_(builder.bitcast(x, INTEGERS), integers(-(2**31)))
+    return builder.bitcast(bits, VECTOR)
 
 
-@_operation(f32x16, f32x16, f32x16)
+@operation(f32x16, f32x16, f32x16)
 def finish_tanh(builder: Any, x: Any, e: Any) -> Any:
     """``tanh(x)``, given ``e = exp(-2 |x|)``."""
-    one = _constant(1.0)
+    one = constant(1.0)
     far = builder.fdiv(builder.fsub(one, e), builder.fadd(one, e))
-    sign = builder.and_(builder.bitcast(x, _INTEGERS), _integers(-(2**31)))
-    far = builder.bitcast(builder.or_(builder.bitcast(far, _INTEGERS), sign), _VECTOR)
+    sign = builder.and_(builder.bitcast(x, INTEGERS), integers(-(2**31)))
+    far = builder.bitcast(builder.or_(builder.bitcast(far, INTEGERS), sign), VECTOR)
     square = builder.fmul(x, x)  # near 0 the quotient above loses digits
-    series = _constant(62.0 / 2835)
+    series = constant(62.0 / 2835)
     for coefficient in (-17.0 / 315, 2.0 / 15, -1.0 / 3, 1.0):
-        series = _multiply_add(builder, series, square, _constant(coefficient))
-    is_near = builder.fcmp_ordered("<", square, _constant(0.0625))
+        series = fused_multiply_add(builder, series, square, constant(coefficient))
+    is_near = builder.fcmp_ordered("<", square, constant(0.0625))
     return builder.select(is_near, builder.fmul(series, x), far)
 
 
@@ -286,41 +330,7 @@ def tanh(x: Any) -> Any:
     return finish_tanh(x, exp2(multiply(negated_magnitude(x), splat(numba.float32(2.885390081777927)))))
 
 
-@_operation(f32x16, types.int64, types.int64, types.int64)
-def dots(builder: Any, query: Any, keys: Any, vectors: Any) -> Any:
-    """The scalar products of one row with 16 others.
-
-    Args:
-        builder: Of the code.
-        query: Address of ``float32[vectors * 16]``.
-        keys: Address of ``float32[vectors, 16 rows, 16]``: of each row 16 numbers, then the next 16 of each.
-        vectors: At least 1.
-    """
-    before, loop, after = builder.block, builder.append_basic_block("dots"), builder.append_basic_block("dots.end")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    place = builder.phi(_I64)
-    sums = [builder.phi(_VECTOR) for _ in range(LANES)]
-    own = builder.load(
-        _pointer(builder, builder.add(query, builder.mul(place, ir.Constant(_I64, 64))), _VECTOR), align=4
-    )
-    base = builder.add(keys, builder.mul(place, ir.Constant(_I64, 64 * LANES)))
-    new = []
-    for row, so_far in enumerate(sums):
-        address = builder.add(base, ir.Constant(_I64, 64 * row))
-        new.append(_multiply_add(builder, own, builder.load(_pointer(builder, address, _VECTOR), align=4), so_far))
-    following = builder.add(place, ir.Constant(_I64, 1))
-    place.add_incoming(ir.Constant(_I64, 0), before)
-    place.add_incoming(following, loop)
-    for so_far, value in zip(sums, new, strict=True):
-        so_far.add_incoming(_constant(0.0), before)
-        so_far.add_incoming(value, loop)
-    builder.cbranch(builder.icmp_signed("<", following, vectors), loop, after)
-    builder.position_at_end(after)
-    return _transposed_sums(builder, new)
-
-
-def _transposed_sums(builder: Any, rows: list[Any]) -> Any:
+def transposed_sums(builder: Any, rows: list[Any]) -> Any:
     """A vector whose lane ``i`` is the sum of ``rows[i]``: in each round two vectors become one of half sums."""
     step = LANES // 2
     while step:
@@ -333,4 +343,4 @@ def _fold(builder: Any, a: Any, b: Any, step: int) -> Any:
     """Add the halves (of every ``2 * step`` lanes) of ``a`` into the lower half, those of ``b`` into the upper."""
     lower = [lane if not lane & step else LANES + lane - step for lane in range(LANES)]
     upper = [lane + step if not lane & step else LANES + lane for lane in range(LANES)]
-    return builder.fadd(_shuffle(builder, a, b, lower), _shuffle(builder, a, b, upper))
+    return builder.fadd(shuffle(builder, a, b, lower), shuffle(builder, a, b, upper))

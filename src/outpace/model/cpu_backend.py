@@ -6,19 +6,15 @@ prompts, for which a library's matrix products are faster, go the way of the ref
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence as SequenceOf
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
 
-from outpace import kernels
-from outpace._compile import c_function
-from outpace.kernels import attention as kernel
-from outpace.kernels.team import Kernel, Team, team
+from outpace.kernels import blocks
+from outpace.kernels.attention import attention_kernel, scratch_bytes
+from outpace.kernels.team import Team, team
 from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionOptions
 from outpace.model.cpu_layout import Layout, lay_out
@@ -28,26 +24,13 @@ from outpace.model.storage import LayerKV
 from outpace.model.torch_backend import TorchStep
 
 DTYPES = (torch.float32, torch.bfloat16)
-MOST_TOKENS = 128  # new tokens of a sequence that the kernel takes; measured, see benchmarks/attention.py
+MOST_TOKENS = 512  # new tokens of a sequence that the kernel takes
 _LOG2_E = 1.4426950408889634
 
 
 def supports(layer: LayerKV) -> bool:
     """Whether the kernel knows what this layer stores."""
     return layer.device.type == "cpu" and layer.dtype in DTYPES and layer.key_heads == layer.value_heads
-
-
-@cache
-def attention_kernel() -> Kernel:
-    """The compiled kernel; the first call of a process takes seconds if it is not in Numba's cache."""
-    sources = sorted(Path(kernels.__file__).parent.glob("*.py"))
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in sources if path.is_file())).hexdigest()
-
-    def attention(block):  # type: ignore[no-untyped-def]
-        if digest:  # part of the cache's key
-            kernel.attend(block)
-
-    return Kernel(c_function(attention))
 
 
 class CpuBackend:
@@ -63,7 +46,7 @@ class CpuBackend:
         self.layer_of, self.masks = layer_of, list(masks)
         self.team = threads or team()
         self.kernel = attention_kernel()
-        self.parameters = np.zeros(kernel.PARAMETERS, np.int64)
+        self.parameters = np.zeros(blocks.PARAMETERS, np.int64)
         self.address = self.parameters.ctypes.data
         self.edge = np.zeros(48, np.float32)
         self.edge[:32] = -np.inf
@@ -141,13 +124,13 @@ class CpuStep:
         _, query_head, query_row, _ = query.stride()
         _, key_head, key_row, _ = key.stride()
         _, value_head, value_row, _ = value.stride()
-        parameters[: kernel.SCALE] = (
+        parameters[: blocks.SCALE] = (
             query.data_ptr(), key.data_ptr(), value.data_ptr(), out.data_ptr(), keys.data_ptr(), values.data_ptr(),
             0 if sinks is None else sinks.data_ptr(),
             query_row * size, query_head * size, key_row * size, key_head * size, value_row * size, value_head * size,
         )  # fmt: skip
-        parameters[kernel.NEXT_ITEM : kernel.HALVES] = 0
-        floats = parameters[kernel.SCALE : kernel.NEXT_ITEM].view(np.float64)
+        parameters[blocks.NEXT_ITEM : blocks.HALVES] = 0
+        floats = parameters[blocks.SCALE : blocks.NEXT_ITEM].view(np.float64)
         scaling = key_dim**-0.5 if options.scaling is None else options.scaling
         if options.softcap is None:
             floats[:] = (scaling * _LOG2_E, 0.0)
@@ -179,11 +162,11 @@ class CpuStep:
             return layout.long
         backend.filled_for = filled_for
         rows = layout.block_rows * group
-        scratch = math.ceil(kernel.scratch_bytes(rows, key_dim, value_dim) / 64) * 64
+        scratch = math.ceil(scratch_bytes(rows, key_dim, value_dim) / 64) * 64
         part = rows * ((value_dim + 15) // 16 * 64 + 8)
         num_places = layout.num_parts * key_heads
         memory = backend.memory(scratch * self._num_threads + part * num_places)
-        backend.parameters[kernel.HALVES :] = (
+        backend.parameters[blocks.HALVES :] = (
             dtype == torch.bfloat16, key_heads, group, key_dim, value_dim,
             len(layout.items), layout.items.ctypes.data, layout.sequences.ctypes.data, layout.runs.ctypes.data,
             layout.rows.ctypes.data, backend.edge.ctypes.data, backend.counters(num_places),

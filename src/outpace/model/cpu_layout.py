@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from outpace._compile import compiled
-from outpace.kernels.attention import (
+from outpace.kernels.blocks import (
     ITEM_BLOCK,
     ITEM_FIRST_KEY,
     ITEM_LAST_KEY,
@@ -38,7 +38,7 @@ _KINDS = {"full": 0, "window": 1, "chunk": 2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """Work items for layers with one mask pattern and one number of heads. See `outpace.kernels.attention`.
+    """Work items for layers with one mask pattern and one number of heads. See `outpace.kernels.blocks`.
 
     Attributes:
         items: ``int64[items, 8]``.
@@ -213,4 +213,4 @@ def _range(sequence: Int64Array, rows: Int64Array, begin: int, end: int) -> tupl
     for i in range(sequence[SEQUENCE_TOKEN] + begin, sequence[SEQUENCE_TOKEN] + end):
         first = min(first, rows[i, ROW_LOW])
         last = max(last, rows[i, ROW_HIGH] + rows[i, ROW_NODES])
-    return first, last
+    return int(first), int(last)
