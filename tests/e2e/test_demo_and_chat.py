@@ -83,7 +83,8 @@ def start(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
 
 def test_demo_in_a_pipe(checkpoint: Path, tmp_path: Path) -> None:
     """No control codes, no bars, never wider than 60 columns; texts, table, conditions, three commands."""
-    options = ("--prompts", checkpoint / "prompts.jsonl", "-m", checkpoint, "-n", 24, "--threads", 1)
+    options = ("--prompts", checkpoint / "prompts.jsonl", "-m", checkpoint, "-n", 8, "--threads", 1, "--seconds", 600)
+    options += ("--prompts-per-kind", 1)
     process = start("demo", *options, "--json", tmp_path / "demo.json", stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, err = (stream.decode() for stream in process.communicate(timeout=300))
     assert process.returncode == 0, err
@@ -106,6 +107,7 @@ def test_demo_in_a_pipe(checkpoint: Path, tmp_path: Path) -> None:
     ]
     found = json.loads((tmp_path / "demo.json").read_text())
     assert found["complete"] is True
+    assert "Time was up" not in out
     assert found["model"] == str(checkpoint)
     assert found["drafters"] == ["none", *(name for name in USABLE_DRAFTERS if name != "none")]
     assert list(found["kinds"]) == ["completion", "editing", "arithmetic", "varied"]
@@ -115,9 +117,9 @@ def test_demo_in_a_pipe(checkpoint: Path, tmp_path: Path) -> None:
             assert row["tokens_per_s"] > 0
             assert row["speedup"] > 0
             assert row["mean_accepted_tokens"] >= 1.0
-    assert len(found["runs"]) == 5 * len(found["drafters"])
+    assert len(found["runs"]) == 4 * len(found["drafters"])
     assert {run["result"] for run in found["runs"]} == {None, "identical"}
-    assert all(len(run["origins"]) == len(run["token_ids"]) == 24 for run in found["runs"])
+    assert all(len(run["origins"]) == len(run["token_ids"]) == 8 for run in found["runs"])
 
 
 def test_demo_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +132,7 @@ def test_demo_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         measure(self, *arguments)
 
     monkeypatch.setattr(outpace.bench.demo.Demo, "_run", pressed_later)
-    status, out, err = run("demo", "-n", 8, "-d", "suffix", "--json", "x.json")
+    status, out, err = run("demo", "-n", 8, "-d", "suffix", "--json", "x.json", "--seconds", 600)
     assert status == 130, err
     assert "Interrupted. What 3 finished runs gave:" in out
     assert "code completion (1)" in out
@@ -149,13 +151,21 @@ def test_demo_interrupted_before_anything_was_measured(run: Run, monkeypatch: py
 
 def test_demo_of_the_model_in_the_box(run: Run) -> None:
     """By default its own prompts; with JSON on standard output everything else goes to standard error."""
-    status, out, err = run("demo", "-n", 6, "--prompts-per-kind", 1, "-d", "suffix", "-d", "lookup(3)", "--json", "-")
+    status, out, err = run(
+        "demo", "-n", 6, "--prompts-per-kind", 1, "-d", "suffix", "-d", "lookup(3)", "--json", "-", "--seconds", 600
+    )
     assert status == 0, err
     found = json.loads(out)
     assert found["model"] == "outpace-tiny"
     assert found["drafters"][:2] == ["none", "suffix"]
     assert len(found["runs"]) == 4 * 3
     assert "all prompts (4)" in err
+
+
+def test_demo_ends_when_time_is_up(run: Run) -> None:
+    status, out, _ = run("demo", "-n", 4, "-d", "suffix", "--seconds", 0)
+    assert status == 0
+    assert "Time was up after 1 of 5 prompts; --seconds gives it more." in " ".join(out.split())
 
 
 def test_demo_reports_outputs_that_are_wrong(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

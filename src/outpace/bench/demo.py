@@ -163,7 +163,8 @@ class Demo:
         """Run rounds; yields the number of runs done after each of them.
 
         Args:
-            seconds: No round begins that would not end in this time, judged by the one before; the first always runs.
+            seconds: No round begins that would not end in this time, judged by the one before, and no prompt when it is
+                over; the first prompt always runs, and the first round takes one prompt of each kind before others.
             most_rounds: Upper limit.
             on_step: Called after every step of the engine; what it raises ends the measurement.
         """
@@ -171,7 +172,9 @@ class Demo:
         done = 0
         for index in range(most_rounds):
             begun = time.perf_counter()
-            for place, prompt in enumerate(self.prompts):
+            for place, prompt in enumerate(self._kinds_in_turn()):
+                if done and time.perf_counter() - started > seconds:
+                    return
                 turn = (place + index) % len(self.drafters)
                 for spec in self.drafters[turn:] + self.drafters[:turn]:
                     self._run(prompt, spec, on_step)
@@ -294,6 +297,11 @@ class Demo:
             "distinct_4grams": distinct_ngrams([output.token_ids]),
             "figures": cell.figures.to_dict(),
         }
+
+    def _kinds_in_turn(self) -> list[HeldOut]:
+        """The first prompt of each kind, then the second of each, and so on."""
+        groups = list(self.kinds().values())
+        return [group[i] for i in range(max(map(len, groups))) for group in groups if i < len(group)]
 
     def _build(self, *, guard: bool = True) -> dict[str, Engine]:
         """One engine a drafter, all on the same model."""

@@ -42,8 +42,8 @@ _HELP = "\n\n".join(
         "Show what speculation does here and now: the model in the box, plain and with every drafter.",
         "A few prompts of each kind, held out of the model's training, are decoded greedily, one at a time: code to be "
         "completed, code to be edited, worked arithmetic, and text that repeats nothing. Plain decoding and the drafters "
-        "take turns, so that whatever else the machine does hits all alike. Takes one to two minutes; Ctrl-C shows what "
-        "was measured so far.",
+        "take turns, so that whatever else the machine does hits all alike. Takes one to two minutes, the first time a "
+        "little longer; Ctrl-C shows what was measured so far.",
         "tokens/s counts from the prompt to the last token. MAT is the mean number of tokens that a step commits, the "
         "model's own included; 1.00 is plain decoding. An output that is not identical is a *tie* if rounding decided "
         "between two tokens, else an error of Outpace, and the exit status is 1.",
@@ -58,7 +58,6 @@ _TITLES = {
     "arithmetic": "worked arithmetic",
     "varied": "text without repetition",
 }
-_SECONDS = 60.0  # for the rounds; the first one always runs to its end
 _ROUNDS = 5
 _PROMPT_LINES = 4  # of a prompt that are shown
 _NOISY = 0.15  # spread of repeated runs above which the figures are called noisy
@@ -83,6 +82,9 @@ def demo(
         str | None,
         typer.Option("--prompts", "-p", metavar="FILE", help="Other prompts: JSON Lines with prompt or messages, and kind."),
     ] = None,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0.0, metavar="S", help="Time for measuring; one prompt always runs.")
+    ] = 60.0,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     adapter: AdapterOption = None,
@@ -108,7 +110,7 @@ def demo(
     if engine.tokenizer is None:
         raise ConfigError(f"{model!r} has no tokenizer that could be loaded, and the prompts are text")
     measured = Demo(engine, chosen, specs, max_tokens)
-    complete = _measure(console, measured)
+    complete = _measure(console, measured, seconds)
     if not measured.cells:
         console.print("interrupted before the first run had ended: nothing was measured")
         raise typer.Exit(130)
@@ -130,7 +132,7 @@ def register(app: typer.Typer) -> None:
 # --- measuring -------------------------------------------------------------------------------------------------------
 
 
-def _measure(console: Console, measured: Demo) -> bool:
+def _measure(console: Console, measured: Demo, seconds: float) -> bool:
     """Warm up and run the rounds; whether they came to their end, or Ctrl-C ended them."""
     with interruptible() as pressed, _progress(console) as advance:
 
@@ -147,7 +149,7 @@ def _measure(console: Console, measured: Demo) -> bool:
             stop_if_pressed()
             size = measured.runs_in_round
             advance("measuring", 0, size)
-            for done in measured.measure(seconds=_SECONDS, most_rounds=_ROUNDS, on_step=stop_if_pressed):
+            for done in measured.measure(seconds=seconds, most_rounds=_ROUNDS, on_step=stop_if_pressed):
                 current = (done - 1) // size
                 advance(f"measuring, round {current + 1} of at most {_ROUNDS}", done - current * size, size)
         except KeyboardInterrupt:
@@ -208,7 +210,7 @@ def _show(console: Console, measured: Demo, model: str, load: float | None, comp
         console.print(f"Interrupted. What {runs} finished runs gave:", style="bold")
         console.print()
     _show_table(console, measured, done)
-    _show_notes(console, measured, model, load)
+    _show_notes(console, measured, model, load, complete)
     _show_next(console)
 
 
@@ -275,7 +277,7 @@ def _show_table(console: Console, measured: Demo, done: list[HeldOut]) -> None:
     console.print(table)
 
 
-def _show_notes(console: Console, measured: Demo, model: str, load: float | None) -> None:
+def _show_notes(console: Console, measured: Demo, model: str, load: float | None, complete: bool) -> None:
     """The conditions, and what the reader should know before believing the figures."""
     conditions = measured.to_dict()
     cores, threads = conditions["cpus"], conditions["threads"]
@@ -298,6 +300,9 @@ def _show_notes(console: Console, measured: Demo, model: str, load: float | None
             f"{len(looping)} of {len(measured.prompts)} texts loop (under 60% of their 4-grams differ), which flatters every "
             f"drafter: {', '.join(looping)}."
         )
+    run = sum((prompt.id, "none") in measured.cells for prompt in measured.prompts)
+    if complete and run < len(measured.prompts):
+        console.print(f"Time was up after {run} of {len(measured.prompts)} prompts; --seconds gives it more.")
     if measured.left_out:
         console.print(f"{len(measured.left_out)} prompts were left out: too long for the model's context.")
     if wrong := measured.divergences():

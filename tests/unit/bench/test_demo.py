@@ -37,10 +37,12 @@ def test_drafters_take_turns(engine: Engine) -> None:
     assert demo.rounds == 2
 
 
-def test_the_first_round_always_runs(engine: Engine) -> None:
-    demo = Demo(engine, PROMPTS, ["suffix"], 4)
-    assert len(list(demo.measure(seconds=0.0, most_rounds=9))) == 4
-    assert demo.rounds == 1
+def test_when_time_is_up_the_prompt_ends_and_no_other_begins(engine: Engine) -> None:
+    demo = Demo(engine, [PROMPTS[0], dataclasses.replace(PROMPTS[0], id="c2"), PROMPTS[1]], ["suffix"], 4)
+    assert [prompt.id for prompt in demo._kinds_in_turn()] == ["c", "e", "c2"]
+    assert len(list(demo.measure(seconds=0.0, most_rounds=9))) == 2
+    assert (demo.rounds, list(demo.cells)) == (0, [("c", "none"), ("c", "suffix")])
+    assert demo.row("none", demo.prompts).prompts == 1
 
 
 def test_figures(engine: Engine) -> None:
@@ -68,7 +70,7 @@ def test_figures(engine: Engine) -> None:
 
 def test_outputs_that_differ(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     demo = Demo(engine, PROMPTS, ["suffix"], 8)
-    list(demo.measure(seconds=0.0, most_rounds=1))
+    list(demo.measure(seconds=1e9, most_rounds=1))
     cell = demo.cells["c", "suffix"]
     wrong = [*cell.outputs[0].token_ids]
     wrong[3] = (wrong[3] + 1) % 400
@@ -95,7 +97,7 @@ def test_interrupted(engine: Engine) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        list(demo.measure(seconds=0.0, most_rounds=1, on_step=stop))
+        list(demo.measure(seconds=1e9, most_rounds=1, on_step=stop))
     assert list(demo.cells) == [("c", "none"), ("c", "suffix"), ("e", "suffix")]
     assert demo.row("suffix", demo.prompts).prompts == 1
     assert demo.rounds == 0
