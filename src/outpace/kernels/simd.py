@@ -274,6 +274,13 @@ def larger(builder: Any, a: Any, b: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
 
+@operation(types.boolean, f32x16, f32x16, f32x16)
+def exceeds(builder: Any, a: Any, b: Any, limits: Any) -> Any:
+    """Whether any number of ``a`` or ``b`` is above its limit, or NaN."""
+    above = builder.or_(builder.fcmp_unordered(">", a, limits), builder.fcmp_unordered(">", b, limits))
+    return builder.icmp_unsigned("!=", builder.bitcast(above, ir.IntType(LANES)), ir.Constant(ir.IntType(LANES), 0))
+
+
 @operation(types.float32, f32x16)
 def largest(builder: Any, a: Any) -> Any:
     """The largest lane; NaN may be passed over."""
