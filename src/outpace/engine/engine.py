@@ -76,7 +76,13 @@ class Engine:
             load_tokenizer(tokenizer, load_options) if isinstance(tokenizer, str | os.PathLike) else tokenizer
         )
         if not isinstance(model, Target):
-            model = probe(model, backend=self.config.backend, context_length=self.config.context_length)
+            config = self.config
+            model = probe(
+                model,
+                backend=config.backend,
+                context_length=config.context_length,
+                pack_weights=config.pack_weights,
+            )
         self.target = model
         self._core = EngineCore(self.target, self.drafter, self.config)
         self._eos_ids = eos_ids(self.target.model)

@@ -1,7 +1,8 @@
 """A linear layer over one token or a few: every weight is read once, in the order in which it lies in memory.
 
-Each thread takes blocks of 16 output features from a counter, and multiplies their 16 rows of weights with the tokens'
-rows, 16 numbers at a time. With one token that is bound by the memory's speed alone, so no other layout is needed.
+Each thread takes blocks of output features from a counter, and goes through their rows of weights one after the other, so
+that the processor's prefetching sees one long stream. One token at a time is bound by the memory's speed. Of several
+tokens eight go together, with two rows of weights, so that what is loaded is used more than once.
 """
 
 from __future__ import annotations
@@ -13,18 +14,10 @@ from llvmlite import binding, ir
 from numba import types
 from numba.core import cgutils
 
+from outpace.kernels import simd
 from outpace.kernels.simd import (
+    I64,
     LANES,
-    _constant,
-    _fold,
-    _multiply_add,
-    _operation,
-    _pointer,
-    _I32,
-    _I64,
-    _INTEGERS,
-    _integers,
-    _VECTOR,
     add,
     address_of,
     f32x16,
@@ -36,14 +29,23 @@ from outpace.kernels.simd import (
     store_halves,
 )
 
-HAS_BF16_PRODUCTS = bool(binding.get_host_cpu_features().get("avx512bf16", False))
+# The parameter block, int64 each: addresses, the counter, lengths. TOKENS rows of IN_FEATURES numbers, one after the other, are
+# multiplied with OUT_FEATURES rows of weights; BLOCK features are taken at a time. Lengths but TOKENS are multiples of `UNIT`.
+INPUT, OUTPUT, NEXT_FEATURE, TOKENS, WEIGHT, BIAS, IN_FEATURES, OUT_FEATURES, BLOCK, HALVES = range(10)
+PARAMETERS = HALVES + 1
+UNIT = 2 * LANES
+GROUP = 8  # tokens that go together
 
-# The parameter block, int64 each: addresses, then numbers. TOKENS rows of IN_FEATURES are multiplied with OUT_FEATURES rows.
-INPUT, WEIGHT, BIAS, OUTPUT, NEXT_BLOCK, TOKENS, IN_FEATURES, OUT_FEATURES, BLOCK = range(9)
-PARAMETERS = BLOCK + 1
+# Whether the processor multiplies bfloat16 itself. Elsewhere they are widened first, and groups of tokens do not pay.
+MULTIPLIES_HALVES = bool(binding.get_host_cpu_features().get("avx512bf16", False))
 
 
-class _BFloat(ir.Type):
+def multiplies_groups(halves: bool) -> bool:
+    """Whether several tokens go together: of bfloat16 only where the processor multiplies them itself."""
+    return MULTIPLIES_HALVES or not halves
+
+
+class _BFloat(ir.Type):  # type: ignore[misc]
     """LLVM's ``bfloat``, which llvmlite does not name."""
 
     def _to_string(self) -> str:
@@ -56,105 +58,167 @@ class _BFloat(ir.Type):
         return hash(_BFloat)
 
 
-def _add_products_of_halves(builder: Any, a: Any, b: Any, so_far: Any) -> Any:
-    """Sums of the products of 32 bfloat16 each (16 integers that hold two): even places, then odd ones."""
-    if HAS_BF16_PRODUCTS:
-        vector = ir.VectorType(_BFloat(), 2 * LANES)
-        kind = ir.FunctionType(_VECTOR, [_VECTOR, vector, vector])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
-        return builder.call(function, [so_far, builder.bitcast(a, vector), builder.bitcast(b, vector)])
-    for part in (lambda v: builder.shl(v, _integers(16)), lambda v: builder.and_(v, _integers(-65536))):
-        so_far = _multiply_add(builder, builder.bitcast(part(a), _VECTOR), builder.bitcast(part(b), _VECTOR), so_far)
+def _add_products_widened(builder: Any, a: Any, b: Any, so_far: Any) -> Any:
+    """Add the products of 32 bfloat16 each, which 16 integers hold in pairs: of the lower ones, then of the upper ones."""
+    for bits in (lambda v: builder.shl(v, simd.integers(16)), lambda v: builder.and_(v, simd.integers(-65536))):
+        one, other = (builder.bitcast(bits(v), simd.VECTOR) for v in (a, b))
+        so_far = simd.fused_multiply_add(builder, one, other, so_far)
     return so_far
 
 
-def _products(halves: bool, rows: int) -> Any:
-    """An intrinsic: the scalar products of one row with 16 that follow each other, ``rows`` of them at a time."""
-    multiply = _add_products_of_halves if halves else _multiply_add
-    vector, size = (_INTEGERS, 2) if halves else (_VECTOR, 4)
+def _add_products_of_halves(builder: Any, a: Any, b: Any, so_far: Any) -> Any:
+    """The same in one instruction."""
+    vector = ir.VectorType(_BFloat(), 2 * LANES)
+    kind = ir.FunctionType(simd.VECTOR, [simd.VECTOR, vector, vector])
+    insert: Any = cgutils.get_or_insert_function
+    function = insert(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    return builder.call(function, [so_far, builder.bitcast(a, vector), builder.bitcast(b, vector)])
 
-    def fetch(builder: Any, address: Any) -> Any:
-        return builder.load(_pointer(builder, address, vector), align=4)
+
+def _sums_along(
+    builder: Any, combine: Any, vector: Any, rows: list[Any], others: list[Any], row_bytes: Any
+) -> list[Any]:
+    """A loop over the columns: of each of ``rows`` with each of ``others`` the sums of products, in 16 lanes."""
+    before = builder.block
+    loop, after = builder.append_basic_block("products"), builder.append_basic_block("products.end")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    place = builder.phi(I64)
+    so_far = [builder.phi(simd.VECTOR) for _ in range(len(rows) * len(others))]
+
+    def fetch(base: Any) -> Any:
+        return builder.load(simd.pointer(builder, builder.add(base, place), vector), align=2)
+
+    weights, tokens = [fetch(row) for row in rows], [fetch(other) for other in others]
+    pairs = [(weight, token) for weight in weights for token in tokens]
+    new = [combine(builder, weight, token, value) for (weight, token), value in zip(pairs, so_far, strict=True)]
+    following = builder.add(place, ir.Constant(I64, 64))
+    place.add_incoming(ir.Constant(I64, 0), before)
+    place.add_incoming(following, loop)
+    for phi, value in zip(so_far, new, strict=True):
+        phi.add_incoming(simd.constant(0.0), before)
+        phi.add_incoming(value, loop)
+    builder.cbranch(builder.icmp_signed("<", following, row_bytes), loop, after)
+    builder.position_at_end(after)
+    return new
+
+
+def _row_products(halves: bool) -> Any:
+    """An intrinsic: the scalar products of a token's row with 16 rows of weights that follow each other."""
+    combine = _add_products_widened if halves else simd.fused_multiply_add
+    vector, size = (simd.INTEGERS, 2) if halves else (simd.VECTOR, 4)
 
     def row_products(builder: Any, token: Any, weights: Any, features: Any) -> Any:
-        stride = builder.mul(features, ir.Constant(_I64, size))
+        row_bytes = builder.mul(features, ir.Constant(I64, size))
         sums: list[Any] = []
-        for first in range(0, LANES, rows):
-            before = builder.block
-            loop, after = builder.append_basic_block("products"), builder.append_basic_block("products.end")
-            builder.branch(loop)
-            builder.position_at_end(loop)
-            place = builder.phi(_I64)
-            held = [builder.phi(_VECTOR) for _ in range(rows)]
-            own = fetch(builder, builder.add(token, place))
-            new = []
-            for row, so_far in enumerate(held, first):
-                base = builder.add(weights, builder.mul(stride, ir.Constant(_I64, row)))
-                new.append(multiply(builder, fetch(builder, builder.add(base, place)), own, so_far))
-            following = builder.add(place, ir.Constant(_I64, 64))
-            place.add_incoming(ir.Constant(_I64, 0), before)
-            place.add_incoming(following, loop)
-            for so_far, value in zip(held, new, strict=True):
-                so_far.add_incoming(_constant(0.0), before)
-                so_far.add_incoming(value, loop)
-            builder.cbranch(builder.icmp_signed("<", following, stride), loop, after)
-            builder.position_at_end(after)
-            sums += new
-        half = LANES // 2
-        while half:
-            sums = [_fold(builder, sums[i], sums[i + half], half) for i in range(half)]
-            half //= 2
-        return sums[0]
+        for row in range(LANES):
+            base = builder.add(weights, builder.mul(row_bytes, ir.Constant(I64, row)))
+            sums += _sums_along(builder, combine, vector, [base], [token], row_bytes)
+        return simd.transposed_sums(builder, sums)
 
-    row_products.__name__ = f"row_products_{'halves' if halves else 'floats'}"
-    return _operation(f32x16, types.int64, types.int64, types.int64)(row_products)
+    row_products.__name__ = f"row_products_of_{'halves' if halves else 'floats'}"
+    return simd.operation(f32x16, types.int64, types.int64, types.int64)(row_products)
 
 
-_products_of_halves = _products(True, 8)
-_products_of_floats = _products(False, 8)
+def _group_products(halves: bool) -> Any:
+    """An intrinsic: two output features of `GROUP` tokens, computed and stored; the last token stands for those beyond it."""
+    combine = _add_products_of_halves if halves else simd.fused_multiply_add
+    vector, size = (simd.INTEGERS, 2) if halves else (simd.VECTOR, 4)
+
+    def group_products(builder: Any, p: Any, first_token: Any, feature: Any) -> Any:
+        def parameter(field: int) -> Any:
+            return builder.load(simd.pointer(builder, builder.add(p, ir.Constant(I64, 8 * field)), I64), align=8)
+
+        def scaled(number: Any, factor: Any) -> Any:
+            return builder.mul(number, factor)
+
+        width = ir.Constant(I64, size)
+        row_bytes, out_bytes = scaled(parameter(IN_FEATURES), width), scaled(parameter(OUT_FEATURES), width)
+        last = builder.sub(parameter(TOKENS), ir.Constant(I64, 1))
+        tokens = []
+        for place in range(GROUP):
+            token = builder.add(first_token, ir.Constant(I64, place))
+            tokens.append(builder.select(builder.icmp_signed("<", token, last), token, last))
+        others = [builder.add(parameter(INPUT), scaled(token, row_bytes)) for token in tokens]
+        row = builder.add(parameter(WEIGHT), scaled(feature, row_bytes))
+        sums = _sums_along(builder, combine, vector, [row, builder.add(row, row_bytes)], others, row_bytes)
+        found = simd.transposed_sums(builder, sums)
+        bias = builder.add(parameter(BIAS), scaled(feature, width))
+        found = builder.fadd(found, _bias_of_two(builder, bias, halves))
+        target = builder.add(parameter(OUTPUT), scaled(feature, width))
+        _store_pairs(builder, found, [builder.add(target, scaled(token, out_bytes)) for token in tokens], halves)
+
+    group_products.__name__ = f"group_products_of_{'halves' if halves else 'floats'}"
+    return simd.operation(types.none, types.int64, types.int64, types.int64)(group_products)
+
+
+def _bias_of_two(builder: Any, address: Any, halves: bool) -> Any:
+    """The first number in the lower `GROUP` lanes, the second in the upper."""
+    if halves:
+        pair = ir.VectorType(ir.IntType(16), 2)
+        bits = builder.zext(builder.load(simd.pointer(builder, address, pair), align=2), ir.VectorType(simd.I32, 2))
+        bits = builder.shl(bits, ir.Constant(ir.VectorType(simd.I32, 2), [16, 16]))
+        numbers = builder.bitcast(bits, ir.VectorType(simd.F32, 2))
+    else:
+        numbers = builder.load(simd.pointer(builder, address, ir.VectorType(simd.F32, 2)), align=4)
+    return simd.shuffle(builder, numbers, numbers, [0] * GROUP + [1] * GROUP)
+
+
+def _store_pairs(builder: Any, found: Any, targets: list[Any], halves: bool) -> None:
+    """Write lanes ``i`` and ``GROUP + i``, two features of one token, beside each other to the ``i``-th target."""
+    paired = simd.shuffle(builder, found, found, [place for i in range(GROUP) for place in (i, GROUP + i)])
+    element = ir.IntType(32 if halves else 64)
+    if halves:
+        paired = builder.trunc(simd._halves(builder, paired), simd.HALVES)
+    pairs = builder.bitcast(paired, ir.VectorType(element, GROUP))
+    for place, target in enumerate(targets):
+        value = builder.extract_element(pairs, ir.Constant(simd.I32, place))
+        builder.store(value, simd.pointer(builder, target, element), align=2)
+
+
+_products_of_halves = _row_products(halves=True)
+_products_of_floats = _row_products(halves=False)
+_group_of_floats = _group_products(halves=False)
+_group_of_halves = _group_products(halves=True) if MULTIPLIES_HALVES else _group_of_floats
 
 
 @numba.njit(error_model="numpy")
-def linear_halves(block: Any) -> None:
-    """One thread's share of a bfloat16 layer."""
-    p = address_of(block)
-    tokens, features, outputs = (
-        load_int64(p + 8 * TOKENS),
-        load_int64(p + 8 * IN_FEATURES),
-        load_int64(p + 8 * OUT_FEATURES),
-    )
-    source, weight, bias, target = load_int64(p), load_int64(p + 8), load_int64(p + 16), load_int64(p + 24)
-    size = load_int64(p + 8 * BLOCK)
-    while True:
-        begin = fetch_add(p + 8 * NEXT_BLOCK, size)
-        if begin >= outputs:
-            break
-        for output in range(begin, min(begin + size, outputs), LANES):
-            for token in range(tokens):
-                sums = _products_of_halves(source + token * features * 2, weight + output * features * 2, features)
-                if bias:
-                    sums = add(sums, load_halves(bias + output * 2))
-                store_halves(target + (token * outputs + output) * 2, sums)
+def _one_token(p: Any, token: Any, output: Any) -> None:
+    """16 output features of one token."""
+    features, outputs = load_int64(p + 8 * IN_FEATURES), load_int64(p + 8 * OUT_FEATURES)
+    source, target = load_int64(p + 8 * INPUT), load_int64(p + 8 * OUTPUT)
+    weight, bias = load_int64(p + 8 * WEIGHT), load_int64(p + 8 * BIAS)
+    if load_int64(p + 8 * HALVES):
+        sums = _products_of_halves(source + token * features * 2, weight + output * features * 2, features)
+        store_halves(target + (token * outputs + output) * 2, add(sums, load_halves(bias + output * 2)))
+    else:
+        sums = _products_of_floats(source + token * features * 4, weight + output * features * 4, features)
+        store(target + (token * outputs + output) * 4, add(sums, load(bias + output * 4)))
 
 
 @numba.njit(error_model="numpy")
-def linear_floats(block: Any) -> None:
-    """One thread's share of a float32 layer."""
+def linear(block: Any) -> None:
+    """One thread's share of a layer.
+
+    Args:
+        block: Address of the parameter block.
+    """
     p = address_of(block)
-    tokens, features, outputs = (
-        load_int64(p + 8 * TOKENS),
-        load_int64(p + 8 * IN_FEATURES),
-        load_int64(p + 8 * OUT_FEATURES),
-    )
-    source, weight, bias, target = load_int64(p), load_int64(p + 8), load_int64(p + 16), load_int64(p + 24)
-    size = load_int64(p + 8 * BLOCK)
+    tokens, outputs = load_int64(p + 8 * TOKENS), load_int64(p + 8 * OUT_FEATURES)
+    size, halves = load_int64(p + 8 * BLOCK), load_int64(p + 8 * HALVES)
+    groups = MULTIPLIES_HALVES or not halves
     while True:
-        begin = fetch_add(p + 8 * NEXT_BLOCK, size)
+        begin = fetch_add(p + 8 * NEXT_FEATURE, size)
         if begin >= outputs:
             break
         for output in range(begin, min(begin + size, outputs), LANES):
-            for token in range(tokens):
-                sums = _products_of_floats(source + token * features * 4, weight + output * features * 4, features)
-                if bias:
-                    sums = add(sums, load(bias + output * 4))
-                store(target + (token * outputs + output) * 4, sums)
+            for first in range(0, tokens, GROUP):
+                if groups and tokens - first > 1:
+                    for pair in range(output, output + LANES, 2):
+                        if halves:
+                            _group_of_halves(p, first, pair)
+                        else:
+                            _group_of_floats(p, first, pair)
+                else:
+                    for token in range(first, min(first + GROUP, tokens)):
+                        _one_token(p, token, output)

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outpace.errors import ConfigError, ModelError, UnsupportedModelError
 from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionOptions, attend_reference, attention_configs, register, selected
+from outpace.model.cpu_modules import StandIns
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import pack
 from outpace.model.rope import find_switch
@@ -41,13 +42,20 @@ _LENGTHS = (13, 8)
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.25}
 
 
-def probe(model: torch.nn.Module, *, backend: str = "auto", context_length: int | None = None) -> Target:
+def probe(
+    model: torch.nn.Module,
+    *,
+    backend: str = "auto",
+    context_length: int | None = None,
+    pack_weights: bool | None = None,
+) -> Target:
     """Check a loaded model and describe it.
 
     Args:
         model: A causal model of Transformers, or a PEFT model around one.
         backend: Attention backend to run it with, see `outpace.model.backends.make_backend`.
         context_length: Overrides the model's own limit.
+        pack_weights: Whether to keep copies of the weights for the CPU's matrix kernels, see `EngineConfig`.
 
     Raises:
         UnsupportedModelError: It cannot be run packed; the message names the probe that failed.
@@ -77,6 +85,7 @@ def probe(model: torch.nn.Module, *, backend: str = "auto", context_length: int 
         "rope_switch": find_switch(base, config),
         "device": device,
         "backend": backend,
+        "stand_ins": None if backend == "torch" or device.type != "cpu" else StandIns(base, pack_weights),
     }
     with _shrunk_windows(configs):
         small = [call.mask for call in _discover(base, configs, device, texts[0], name, config)[0]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,6 +16,7 @@ from outpace.errors import UnknownNameError, UnsupportedModelError
 from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionStep, selected
 from outpace.model.backends import AttentionBackend, make_backend
+from outpace.model.cpu_modules import StandIns
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import StepPlan
 from outpace.model.rope import RopeSwitch
@@ -40,6 +41,7 @@ class Target:
         device: Where token ids go in.
         probe_difference: Largest difference of logits that the probe saw between packed and alone.
         backend: Name of the attention backend.
+        stand_ins: What computes in place of some of the model's modules during a pass, or None.
     """
 
     model: PreTrainedModel
@@ -54,6 +56,7 @@ class Target:
     device: torch.device
     probe_difference: float
     backend: str = "auto"
+    stand_ins: StandIns | None = None
     # A mask of four dimensions is handed on untouched by Transformers, so no mask is ever built for a packed pass.
     _no_mask: torch.Tensor = field(default_factory=lambda: torch.zeros((1, 1, 1, 1)))
     _backend: AttentionBackend = field(init=False)
@@ -87,7 +90,8 @@ class Target:
         # Where layers are spread over devices, hooks would bring the index to another device than the states it picks from.
         spread = any(layer.device != self.device for layer in self.layers)
         wanted = None if spread else rows.to(self.device)
-        with _captured(self.model, capture) as hidden:
+        stand_ins = nullcontext() if self.stand_ins is None else self.stand_ins.installed()
+        with stand_ins, _captured(self.model, capture) as hidden:
             logits = packed_forward(
                 self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, wanted
             )
