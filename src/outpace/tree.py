@@ -22,10 +22,10 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from outpace._compile import compiled
 from outpace.errors import DrafterError
 
 Int32Array = npt.NDArray[np.int32]
@@ -164,7 +164,7 @@ _VIOLATIONS = {
 }
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _first_violation(
     offsets: Int32Array, tokens: Int32Array, parents: Int32Array, log_probs: Float32Array, vocab_size: int
 ) -> tuple[int, int, int]:
@@ -186,7 +186,7 @@ def _first_violation(
     return 0, 0, 0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def node_depths(offsets: Int32Array, parents: Int32Array) -> Int32Array:
     """Depth of every node, ``int32[n]``: 1 right under the root."""
     depths = np.empty(len(parents), np.int32)
@@ -198,7 +198,7 @@ def node_depths(offsets: Int32Array, parents: Int32Array) -> Int32Array:
     return depths
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def ancestor_bits(offsets: Int32Array, parents: Int32Array) -> UInt64Array:
     """Who each node may attend to inside its tree.
 

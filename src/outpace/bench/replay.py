@@ -17,9 +17,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import numba
 import numpy as np
 
+from outpace._compile import compiled
 from outpace.bench.traces import Trace
 from outpace.draft import Drafter, build_drafter
 from outpace.errors import ConfigError
@@ -191,7 +191,7 @@ def _verdicts(path: Int32Array, committed: Int32Array) -> Verdicts:
     return Verdicts(path_offsets, path, np.array([0, len(committed)], np.int32), committed)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _accepted(tokens: Int32Array, parents: Int32Array, recorded: Int32Array, at: int) -> Int32Array:
     """The nodes of one tree that agree with ``recorded[at:]``, from the root downwards."""
     path = np.empty(min(len(tokens), len(recorded) - at), np.int32)

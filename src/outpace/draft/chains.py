@@ -6,9 +6,9 @@ from abc import abstractmethod
 from collections.abc import Sequence as SequenceOf
 from typing import Generic, TypeAlias, TypeVar
 
-import numba
 import numpy as np
 
+from outpace._compile import compiled
 from outpace.draft.base import Drafter, Signals
 from outpace.draft.sequences import OpenSequences
 from outpace.tree import DraftTrees, Float32Array, Int32Array, UInt32Array, Verdicts
@@ -38,7 +38,7 @@ def log_probs_by_match(first: float, rate: float, ceiling: float, size: int = 64
     return np.log(ceiling - (ceiling - first) * rate**length).astype(np.float32)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def write_chain(
     source: Int32Array,
     begin: int,

@@ -6,8 +6,7 @@ drafted; else what followed the first ``6 7``; else the first ``7``; else nothin
 
 from __future__ import annotations
 
-import numba
-
+from outpace._compile import compiled
 from outpace.draft.chains import ChainDrafter, NodeArrays, log_probs_by_match, write_chain
 from outpace.draft.sequences import TokenBuffer, check_count
 from outpace.errors import ConfigError
@@ -85,7 +84,7 @@ class LookupDrafter(FirstMatchDrafter):
         super().__init__(1, ngram, check_count(self.name, "draft_size", draft_size, 1, 4096))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def first_match(text: Int32Array, length: int, longest: int) -> tuple[int, int]:
     """The longest suffix of at most ``longest`` tokens that also ended earlier, and where it ended first.
 
@@ -112,7 +111,7 @@ def first_match(text: Int32Array, length: int, longest: int) -> tuple[int, int]:
     return best, best_end
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _draft_first_match(
     text: Int32Array,
     length: int,

@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 
-import numba
 import numpy as np
 
+from outpace._compile import compiled
 from outpace.draft.base import Drafter, Signals
 from outpace.draft.sequences import OpenSequences, check_count, check_share
 from outpace.errors import ConfigError, LifecycleError
@@ -172,7 +172,7 @@ def _stream(seed: int, position: int) -> UInt64Array:
     return np.array([(seed * 0x9E3779B97F4A7C15 + position * 0xD6E8FEB86659FD93) % 2**64], np.uint64)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _below(stream: UInt64Array, bound: int) -> int:
     """A random integer from 0 to ``bound - 1`` (splitmix64; the bias of the remainder does not matter here)."""
     stream[0] += _MIX[0]
@@ -183,12 +183,12 @@ def _below(stream: UInt64Array, bound: int) -> int:
     return int(np.int64(mixed % np.uint64(bound)))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _happens(stream: UInt64Array, probability: float) -> bool:
     return _below(stream, 1 << 30) < probability * (1 << 30)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _take_from_frontier(stream: UInt64Array, frontier: Int32Array, waiting: int, true_depth: Int32Array) -> int:
     """Move the node to grow next to the end of the frontier: mostly the true one, so that trees get deep."""
     pick = _below(stream, waiting)
@@ -201,7 +201,7 @@ def _take_from_frontier(stream: UInt64Array, frontier: Int32Array, waiting: int,
     return node
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _wrong_token(stream: UInt64Array, vocab_size: int, true_token: int, siblings: Int32Array) -> int:
     """A random token that is neither the true one nor a sibling's; there must be one."""
     token = _below(stream, vocab_size)
@@ -210,7 +210,7 @@ def _wrong_token(stream: UInt64Array, vocab_size: int, true_token: int, siblings
     return token
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _grow_tree(
     truth: Int32Array,
     accept: float,

@@ -6,8 +6,7 @@ ended *first*, and the text after that position is the draft.
 
 from __future__ import annotations
 
-import numba
-
+from outpace._compile import compiled
 from outpace.draft.chains import ChainDrafter, NodeArrays, log_probs_by_match, write_chain
 from outpace.draft.sequences import check_count, check_switch
 from outpace.suffix.block import NUM_TOKENS, ancestor_with_room, extended, matched, new_block, text_of
@@ -60,7 +59,7 @@ class SuffixDrafter(ChainDrafter[Int32Array]):
 _ORIGIN = int(Origin.DYNAMIC)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _draft_longest_match(
     block: Int32Array,
     draft_size: int,

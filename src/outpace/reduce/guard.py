@@ -9,10 +9,10 @@ The estimates only ever decide how much is verified. What is committed does not 
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 import numpy.typing as npt
 
+from outpace._compile import compiled
 from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array, Verdicts, node_depths
 
 _NUM_ORIGINS = 32
@@ -181,7 +181,7 @@ def _slot(num_tokens: int) -> int:
     return min(int(np.searchsorted(_EDGES, num_tokens)), len(_EDGES) - 1)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _depth_class(depth: int) -> int:
     if depth <= 2:
         return depth - 1
@@ -190,7 +190,7 @@ def _depth_class(depth: int) -> int:
     return 3 if depth <= 8 else 4
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _origin_index(bits: int) -> int:
     """Lowest set bit: a merged node counts for the first of its origins."""
     for index in range(_NUM_ORIGINS):
@@ -199,7 +199,7 @@ def _origin_index(bits: int) -> int:
     return 0
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _calibrated(
     offsets: Int32Array,
     parents: Int32Array,
@@ -223,7 +223,7 @@ def _calibrated(
     return np.argsort(raw, kind="mergesort"), reach
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _judge(
     offsets: Int32Array,
     tokens: Int32Array,

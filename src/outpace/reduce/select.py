@@ -9,9 +9,9 @@ Example: with at most two nodes, ``7 (0.5) -> 8 (0.9)`` beside ``9 (0.4)`` keeps
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from outpace._compile import compiled
 from outpace.errors import ConfigError
 from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array, node_depths
 
@@ -66,7 +66,7 @@ def select(
     return DraftTrees(*_keep_nodes(trees.offsets, trees.tokens, trees.parents, trees.log_probs, trees.origins, keep))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _cuts(offsets: Int32Array, limits: Int32Array, total: int) -> bool:
     for b in range(len(limits)):
         if offsets[b + 1] - offsets[b] > limits[b]:
@@ -74,7 +74,7 @@ def _cuts(offsets: Int32Array, limits: Int32Array, total: int) -> bool:
     return bool(offsets[len(limits)] > total)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _best_nodes(
     offsets: Int32Array, parents: Int32Array, log_probs: Float32Array, limits: Int32Array, total: int
 ) -> BoolArray:
@@ -113,7 +113,7 @@ def _best_nodes(
     return keep
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _keep_nodes(
     offsets: Int32Array,
     tokens: Int32Array,

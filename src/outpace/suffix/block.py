@@ -18,9 +18,9 @@ is checked once before each token and never runs out within one.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
 
+from outpace._compile import compiled
 from outpace.errors import InputError
 from outpace.tree import Int32Array
 
@@ -88,7 +88,7 @@ def _grown(block: Int32Array) -> Int32Array:
     return larger
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def views(block: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array, Int32Array]:
     """Text, states, edges and slots of a block."""
     capacity, state_capacity = np.int64(block[CAPACITY]), np.int64(block[STATE_CAPACITY])
@@ -103,7 +103,7 @@ def views(block: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array, Int32A
     )
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _start(block: Int32Array) -> None:
     _, states, _, _ = views(block)
     block[NUM_STATES] = 1
@@ -112,7 +112,7 @@ def _start(block: Int32Array) -> None:
     states[ROOT, EDGES] = NO_EDGE
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _copy_into(block: Int32Array, larger: Int32Array) -> None:
     for field in range(NUM_TOKENS, HEADER_SIZE):
         larger[field] = block[field]
@@ -125,7 +125,7 @@ def _copy_into(block: Int32Array, larger: Int32Array) -> None:
         _index_edge(new_edges, new_slots, edge)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def first_slot(state: int, token: int, num_slots: int) -> int:
     """Where the search for an edge begins; ``num_slots`` is a power of two."""
     mixed = (np.uint64(state) * _MIX_STATE) ^ (np.uint64(token) * _MIX_TOKEN)
@@ -133,7 +133,7 @@ def first_slot(state: int, token: int, num_slots: int) -> int:
     return int(np.int64((mixed >> _HALF) & np.uint64(num_slots - 1)))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _index_edge(edges: Int32Array, slots: Int32Array, edge: int) -> None:
     slot = first_slot(edges[edge, SOURCE], edges[edge, TOKEN], len(slots))
     while slots[slot] != 0:
@@ -141,7 +141,7 @@ def _index_edge(edges: Int32Array, slots: Int32Array, edge: int) -> None:
     slots[slot] = edge + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _find(text: Int32Array, states: Int32Array, edges: Int32Array, slots: Int32Array, state: int, token: int) -> int:
     """The transition of ``state`` on ``token``: an edge's number, or ``_PRIMARY`` or ``_MISSING``."""
     if states[state, NEXT] == ROOT:
@@ -159,7 +159,7 @@ def _find(text: Int32Array, states: Int32Array, edges: Int32Array, slots: Int32A
     return _MISSING
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _add_edge(
     block: Int32Array, states: Int32Array, edges: Int32Array, slots: Int32Array, state: int, token: int, target: int
 ) -> None:
@@ -174,7 +174,7 @@ def _add_edge(
     _index_edge(edges, slots, edge)
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _add_state(block: Int32Array, states: Int32Array, length: int, min_endpos: int) -> int:
     state = int(block[NUM_STATES])
     block[NUM_STATES] = state + 1
@@ -185,7 +185,7 @@ def _add_state(block: Int32Array, states: Int32Array, length: int, min_endpos: i
     return state
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _append(
     block: Int32Array, text: Int32Array, states: Int32Array, edges: Int32Array, slots: Int32Array, token: int
 ) -> None:
@@ -233,7 +233,7 @@ def _append(
         state = states[state, LINK]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def extend_block(block: Int32Array, tokens: Int32Array, begin: int, end: int) -> int:
     """Append ``tokens[begin:end]`` as far as there is room.
 
@@ -250,7 +250,7 @@ def extend_block(block: Int32Array, tokens: Int32Array, begin: int, end: int) ->
     return end
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def matched(block: Int32Array) -> tuple[int, int, int]:
     """State, length and min_endpos of the longest suffix of the text that also ended earlier."""
     _, states, _, _ = views(block)
@@ -258,7 +258,7 @@ def matched(block: Int32Array) -> tuple[int, int, int]:
     return state, states[state, LENGTH], states[state, MIN_ENDPOS]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def transfer_block(block: Int32Array, state: int, length: int, token: int) -> tuple[int, int]:
     """Algorithm 1; see `outpace.suffix.growing.GrowingAutomaton.transfer`."""
     text, states, edges, slots = views(block)
@@ -272,13 +272,13 @@ def transfer_block(block: Int32Array, state: int, length: int, token: int) -> tu
     return (states[state, NEXT] if found == _PRIMARY else edges[found, TARGET]), length + 1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def text_of(block: Int32Array) -> Int32Array:
     """The text, ``int32[capacity]``, of which the first ``block[NUM_TOKENS]`` are in use."""
     return block[HEADER_SIZE : HEADER_SIZE + block[CAPACITY]]
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def ancestor_with_room(block: Int32Array, state: int, room: int, min_length: int) -> tuple[int, int, int]:
     """Follow links until at least ``room`` tokens of text come after min_endpos.
 

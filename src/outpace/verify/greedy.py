@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from outpace._compile import compiled
 from outpace.tree import BoolArray, DraftTrees, Int32Array, Verdicts
 
 # A choice below 0 says why there is none.
@@ -93,7 +93,7 @@ def _choices(trees: DraftTrees, logits: torch.Tensor, selected: BoolArray) -> In
     return choices
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def find_child(tokens: Int32Array, parents: Int32Array, begin: int, end: int, node: int, token: int) -> int:
     """Index within the tree ``begin:end`` of the child of ``node`` (-1: the root) that holds ``token``, or -1."""
     for child in range(begin + node + 1, end):
@@ -102,7 +102,7 @@ def find_child(tokens: Int32Array, parents: Int32Array, begin: int, end: int, no
     return -1
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _extremes(bits: npt.NDArray[Any]) -> tuple[int, int]:
     """The highest number and the largest magnitude of a block of floats, both as integers that order like floats."""
     # Numba widens integers in every operation; cast back, or LLVM does not vectorise: ten times slower.
@@ -116,7 +116,7 @@ def _extremes(bits: npt.NDArray[Any]) -> tuple[int, int]:
     return highest, largest
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _row_choice(bits: npt.NDArray[Any], infinity: int) -> int:
     mask = np.int64(np.iinfo(bits.dtype).max)
     best, best_begin, largest = -mask, 0, np.int64(0)
@@ -137,14 +137,14 @@ def _row_choice(bits: npt.NDArray[Any], infinity: int) -> int:
     return token
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _choice_at(source: npt.NDArray[Any], row: int, infinity: int) -> int:
     if source.ndim == 1:  # Numba drops the other branch
         return int(source[row])
     return int(_row_choice(source[row], infinity))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _walk(
     offsets: Int32Array,
     tokens: Int32Array,

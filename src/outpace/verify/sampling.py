@@ -32,6 +32,7 @@ import numba
 import numpy as np
 import numpy.typing as npt
 
+from outpace._compile import compiled
 from outpace.tree import Float32Array, UInt64Array
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -75,25 +76,25 @@ def _key(seed: int, position: int) -> np.uint64:
     return np.uint64(_mix_key(np.uint64(seed & _MASK_64), np.uint64(position)))
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(nogil=True, inline="always")
 def _mix(z: np.uint64) -> np.uint64:
     z = (z ^ (z >> np.uint64(30))) * _MIX_1
     z = (z ^ (z >> np.uint64(27))) * _MIX_2
     return z ^ (z >> np.uint64(31))
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _mix_key(seed: np.uint64, position: np.uint64) -> np.uint64:
     return _mix(_mix(seed + _GOLDEN) + (position + _ONE) * _GOLDEN)
 
 
-@numba.njit(cache=True, nogil=True, inline="always")
+@numba.njit(nogil=True, inline="always")
 def _uniform(key: np.uint64, token: np.uint64) -> float:
     bits = _mix(key + (token + _ONE) * _GOLDEN) >> np.uint64(12)
     return (np.float64(bits) + 0.5) * 2.0**-52
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _noise_of(key: np.uint64, tokens: UInt64Array) -> npt.NDArray[np.float64]:
     noise = np.empty(len(tokens), np.float64)
     for i in range(len(tokens)):
@@ -101,7 +102,7 @@ def _noise_of(key: np.uint64, tokens: UInt64Array) -> npt.NDArray[np.float64]:
     return noise
 
 
-@numba.njit(cache=True, nogil=True)
+@compiled
 def _argmax(logits: Float32Array, key: np.uint64) -> int:
     best_token, best = -1, -np.inf
     for token in range(len(logits)):
