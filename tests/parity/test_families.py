@@ -45,6 +45,18 @@ def test_same_tokens_as_generate(reference: Callable[[str], Reference], family: 
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+def test_same_tokens_on_the_reference_backend(reference: Callable[[str], Reference], family: str) -> None:
+    own = reference(family)
+    engine = Engine(own.model, drafter=oracle_for(own, 0.6), guard=False, debug=True, kv_tokens=2048, backend="torch")
+    tally = Tally()
+    for output, prompt, expected in zip(
+        engine.generate(own.prompts, GREEDY), own.prompts, own.continuations, strict=True
+    ):
+        tally.compare(own.model, prompt, output.token_ids, expected)
+    tally.check()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
 def test_same_tokens_in_a_tiny_arena(reference: Callable[[str], Reference], family: str) -> None:
     """Prompts in chunks, requests that enter between steps, rows that move, and requests that give way."""
     own = reference(family)

@@ -12,6 +12,7 @@ from outpace.draft.base import Drafter, Signals
 from outpace.engine.request import Request, keys_of
 from outpace.engine.scheduler import Batch
 from outpace.errors import ArenaFullError, DrafterError, NonFiniteLogitsError
+from outpace.kernels.logits import topk_rows
 from outpace.model import KVArena, StepPlan, pack
 from outpace.model.rope import RopeSwitch
 from outpace.tree import DraftTrees, Int32Array, Verdicts
@@ -112,7 +113,7 @@ def gather_signals(
         return None
     top_ids = None
     if drafter.needs.top_k:
-        top_ids = torch.topk(logits, drafter.needs.top_k, dim=-1).indices.to("cpu", torch.int32).numpy()
+        top_ids = topk_rows(logits, drafter.needs.top_k)
     first_positions = plan.position_ids[plan.cu_seqlens_q[:-1]].astype(np.int32)
     return Signals(plan.cu_seqlens_q, first_positions, plan.input_ids.astype(np.int32), top_ids, hidden)
 

@@ -17,6 +17,8 @@ from families import FAMILIES, REFUSED, VOCAB, WINDOW, build, greedy, prompts, r
 from outpace import Engine, SamplingParams
 from outpace.errors import ConfigError, LifecycleError, ModelError, UnknownNameError, UnsupportedModelError
 from outpace.model import MaskSpec, probe
+from outpace.model.cpu_backend import CpuBackend
+from outpace.model.torch_backend import TorchBackend
 
 FULL = MaskSpec("full")
 WINDOWED = MaskSpec("window", WINDOW)
@@ -126,6 +128,16 @@ def test_virtual_tokens() -> None:
 def test_an_unknown_backend() -> None:
     with pytest.raises(UnknownNameError, match="unknown attention backend 'touch'; did you mean 'torch'"):
         probe(reference("llama").model, backend="touch")
+
+
+def test_a_backend_that_cannot_run_a_model() -> None:
+    model = build("llama").to(torch.float16)
+    with pytest.raises(ConfigError, match=r"layer 0 is on cpu in float16 .* Use 'auto' or 'torch'"):
+        probe(model, backend="cpu")
+    assert isinstance(probe(model, backend="auto")._backend, TorchBackend)
+    assert isinstance(probe(reference("llama").model, backend="auto")._backend, CpuBackend)
+    assert isinstance(probe(reference("llama").model, backend="cpu")._backend, CpuBackend)
+    assert isinstance(probe(reference("llama").model, backend="torch")._backend, TorchBackend)
 
 
 def test_our_attention_selected_by_hand_says_so() -> None:
