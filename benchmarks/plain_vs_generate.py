@@ -1,4 +1,4 @@
-"""Plain decoding (drafter `none`) against Transformers' `generate`, on random bfloat16 Llamas, in one run.
+"""Plain decoding (drafter `none`) against Transformers' `generate`, in bfloat16, in one run.
 
 Both decode the same prompts greedily for the same number of tokens. Each measurement times a long and a short run and
 takes the difference, so that prefill and set-up drop out; the two sides take turns, and medians are compared.
@@ -14,36 +14,22 @@ import statistics
 import time
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from models import SHAPES, build
 
 from outpace import Engine, SamplingParams
-
-SHAPES = {
-    "30M": {"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
-            "vocab_size": 4096, "intermediate_size": 1408},
-    "100M": {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4,
-             "vocab_size": 16000, "intermediate_size": 2048},
-}  # fmt: skip
-
-
-def build(shape: str) -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**SHAPES[shape], max_position_embeddings=2048)).to(torch.bfloat16).eval()
-    model.generation_config.eos_token_id = None
-    model.generation_config.pad_token_id = 0
-    return model
 
 
 def measure(shape: str, batch_size: int, args: argparse.Namespace) -> dict[str, object]:
     model = build(shape)
-    prompts = torch.randint(1, 4000, (batch_size, args.prompt_tokens), generator=torch.Generator().manual_seed(1))
+    model.generation_config.eos_token_id = None
+    prompts = torch.randint(4, 4000, (batch_size, args.prompt_tokens), generator=torch.Generator().manual_seed(1))
     engine = Engine(model, drafter="none")
 
     def transformers_run(tokens: int) -> torch.Tensor:
         return model.generate(prompts, attention_mask=torch.ones_like(prompts), do_sample=False, max_new_tokens=tokens)
 
     def outpace_run(tokens: int) -> list[list[int]]:
-        outputs = engine.generate(list(prompts), SamplingParams(max_tokens=tokens))
+        outputs = engine.generate(list(prompts), SamplingParams(max_tokens=tokens, ignore_eos=True))
         return [output.token_ids for output in outputs]
 
     sides = {"transformers": transformers_run, "outpace": outpace_run}
@@ -67,6 +53,7 @@ def measure(shape: str, batch_size: int, args: argparse.Namespace) -> dict[str, 
         "batch_size": batch_size,
         "transformers_ms_per_step": round(medians["transformers"], 2),
         "outpace_ms_per_step": round(medians["outpace"], 2),
+        "outpace_tokens_per_s": round(batch_size / medians["outpace"] * 1e3),
         "speed_ratio_median": round(statistics.median(ratios), 3),
         "speed_ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
         "identical_outputs": f"{identical}/{batch_size}",
