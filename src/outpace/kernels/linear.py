@@ -2,7 +2,7 @@
 
 Each thread takes blocks of output features from a counter, and goes through their rows of weights one after the other, so
 that the processor's prefetching sees one long stream. One token at a time is bound by the memory's speed. Of several
-tokens eight go together, with two rows of weights, so that what is loaded is used more than once.
+tokens four go together, with four rows of weights, so that what is loaded is used four times.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from outpace.kernels.simd import (
 INPUT, OUTPUT, NEXT_FEATURE, TOKENS, WEIGHT, BIAS, IN_FEATURES, OUT_FEATURES, BLOCK, HALVES = range(10)
 PARAMETERS = HALVES + 1
 UNIT = 2 * LANES
-GROUP = 8  # tokens that go together
+GROUP = 4  # tokens that go together, and features that go together with them
 
 # Whether the processor multiplies bfloat16 itself. Elsewhere they are widened first, and groups of tokens do not pay.
 MULTIPLIES_HALVES = bool(binding.get_host_cpu_features().get("avx512bf16", False))
@@ -60,8 +60,10 @@ class _BFloat(ir.Type):  # type: ignore[misc]
 
 def _add_products_widened(builder: Any, a: Any, b: Any, so_far: Any) -> Any:
     """Add the products of 32 bfloat16 each, which 16 integers hold in pairs: of the lower ones, then of the upper ones."""
-    for bits in (lambda v: builder.shl(v, simd.integers(16)), lambda v: builder.and_(v, simd.integers(-65536))):
-        one, other = (builder.bitcast(bits(v), simd.VECTOR) for v in (a, b))
+    low = [builder.shl(pairs, simd.integers(16)) for pairs in (a, b)]
+    high = [builder.and_(pairs, simd.integers(-65536)) for pairs in (a, b)]
+    for part in (low, high):
+        one, other = (builder.bitcast(bits, simd.VECTOR) for bits in part)
         so_far = simd.fused_multiply_add(builder, one, other, so_far)
     return so_far
 
@@ -76,9 +78,12 @@ def _add_products_of_halves(builder: Any, a: Any, b: Any, so_far: Any) -> Any:
 
 
 def _sums_along(
-    builder: Any, combine: Any, vector: Any, rows: list[Any], others: list[Any], row_bytes: Any
+    builder: Any, combine: Any, vector: Any, rows: list[Any], others: list[Any], row_bytes: Any, ahead: Any = None
 ) -> list[Any]:
-    """A loop over the columns: of each of ``rows`` with each of ``others`` the sums of products, in 16 lanes."""
+    """A loop over the columns: of each of ``rows`` with each of ``others`` the sums of products, in 16 lanes.
+
+    The rows ``ahead`` bytes further on, if that is given, are fetched into the cache meanwhile.
+    """
     before = builder.block
     loop, after = builder.append_basic_block("products"), builder.append_basic_block("products.end")
     builder.branch(loop)
@@ -89,6 +94,9 @@ def _sums_along(
     def fetch(base: Any) -> Any:
         return builder.load(simd.pointer(builder, builder.add(base, place), vector), align=2)
 
+    if ahead is not None:
+        for row in rows:
+            simd.prefetch(builder, builder.add(builder.add(row, ahead), place))
     weights, tokens = [fetch(row) for row in rows], [fetch(other) for other in others]
     pairs = [(weight, token) for weight in weights for token in tokens]
     new = [combine(builder, weight, token, value) for (weight, token), value in zip(pairs, so_far, strict=True)]
@@ -121,7 +129,7 @@ def _row_products(halves: bool) -> Any:
 
 
 def _group_products(halves: bool) -> Any:
-    """An intrinsic: two output features of `GROUP` tokens, computed and stored; the last token stands for those beyond it."""
+    """An intrinsic: `GROUP` features of as many tokens, computed and stored; the last token stands for those beyond it."""
     combine = _add_products_of_halves if halves else simd.fused_multiply_add
     vector, size = (simd.INTEGERS, 2) if halves else (simd.VECTOR, 4)
 
@@ -140,40 +148,41 @@ def _group_products(halves: bool) -> Any:
             token = builder.add(first_token, ir.Constant(I64, place))
             tokens.append(builder.select(builder.icmp_signed("<", token, last), token, last))
         others = [builder.add(parameter(INPUT), scaled(token, row_bytes)) for token in tokens]
-        row = builder.add(parameter(WEIGHT), scaled(feature, row_bytes))
-        sums = _sums_along(builder, combine, vector, [row, builder.add(row, row_bytes)], others, row_bytes)
+        rows = [builder.add(parameter(WEIGHT), scaled(feature, row_bytes))]
+        for _ in range(1, GROUP):
+            rows.append(builder.add(rows[-1], row_bytes))
+        sums = _sums_along(
+            builder, combine, vector, rows, others, row_bytes, ahead=scaled(row_bytes, ir.Constant(I64, GROUP))
+        )
         found = simd.transposed_sums(builder, sums)
-        bias = builder.add(parameter(BIAS), scaled(feature, width))
-        found = builder.fadd(found, _bias_of_two(builder, bias, halves))
+        found = builder.fadd(found, _bias(builder, builder.add(parameter(BIAS), scaled(feature, width)), halves))
         target = builder.add(parameter(OUTPUT), scaled(feature, width))
-        _store_pairs(builder, found, [builder.add(target, scaled(token, out_bytes)) for token in tokens], halves)
+        _store(builder, found, [builder.add(target, scaled(token, out_bytes)) for token in tokens], halves)
 
     group_products.__name__ = f"group_products_of_{'halves' if halves else 'floats'}"
     return simd.operation(types.none, types.int64, types.int64, types.int64)(group_products)
 
 
-def _bias_of_two(builder: Any, address: Any, halves: bool) -> Any:
-    """The first number in the lower `GROUP` lanes, the second in the upper."""
+def _bias(builder: Any, address: Any, halves: bool) -> Any:
+    """`GROUP` numbers, each in `GROUP` lanes that follow each other."""
     if halves:
-        pair = ir.VectorType(ir.IntType(16), 2)
-        bits = builder.zext(builder.load(simd.pointer(builder, address, pair), align=2), ir.VectorType(simd.I32, 2))
-        bits = builder.shl(bits, ir.Constant(ir.VectorType(simd.I32, 2), [16, 16]))
-        numbers = builder.bitcast(bits, ir.VectorType(simd.F32, 2))
+        integers = ir.VectorType(simd.I32, GROUP)
+        bits = builder.load(simd.pointer(builder, address, ir.VectorType(ir.IntType(16), GROUP)), align=2)
+        bits = builder.shl(builder.zext(bits, integers), ir.Constant(integers, [16] * GROUP))
+        numbers = builder.bitcast(bits, ir.VectorType(simd.F32, GROUP))
     else:
-        numbers = builder.load(simd.pointer(builder, address, ir.VectorType(simd.F32, 2)), align=4)
-    return simd.shuffle(builder, numbers, numbers, [0] * GROUP + [1] * GROUP)
+        numbers = builder.load(simd.pointer(builder, address, ir.VectorType(simd.F32, GROUP)), align=4)
+    return simd.shuffle(builder, numbers, numbers, [feature for feature in range(GROUP) for _ in range(GROUP)])
 
 
-def _store_pairs(builder: Any, found: Any, targets: list[Any], halves: bool) -> None:
-    """Write lanes ``i`` and ``GROUP + i``, two features of one token, beside each other to the ``i``-th target."""
-    paired = simd.shuffle(builder, found, found, [place for i in range(GROUP) for place in (i, GROUP + i)])
-    element = ir.IntType(32 if halves else 64)
+def _store(builder: Any, found: Any, targets: list[Any], halves: bool) -> None:
+    """Write each token's `GROUP` features beside each other; lane ``GROUP * feature + token`` holds them before."""
     if halves:
-        paired = builder.trunc(simd._halves(builder, paired), simd.HALVES)
-    pairs = builder.bitcast(paired, ir.VectorType(element, GROUP))
-    for place, target in enumerate(targets):
-        value = builder.extract_element(pairs, ir.Constant(simd.I32, place))
-        builder.store(value, simd.pointer(builder, target, element), align=2)
+        found = builder.trunc(simd._halves(builder, found), simd.HALVES)
+    kind = ir.VectorType(ir.IntType(16) if halves else simd.F32, GROUP)
+    for token, target in enumerate(targets):
+        own = simd.shuffle(builder, found, found, [GROUP * feature + token for feature in range(GROUP)])
+        builder.store(own, simd.pointer(builder, target, kind), align=2)
 
 
 _products_of_halves = _row_products(halves=True)
@@ -214,11 +223,11 @@ def linear(block: Any) -> None:
         for output in range(begin, min(begin + size, outputs), LANES):
             for first in range(0, tokens, GROUP):
                 if groups and tokens - first > 1:
-                    for pair in range(output, output + LANES, 2):
+                    for feature in range(output, output + LANES, GROUP):
                         if halves:
-                            _group_of_halves(p, first, pair)
+                            _group_of_halves(p, first, feature)
                         else:
-                            _group_of_floats(p, first, pair)
+                            _group_of_floats(p, first, feature)
                 else:
                     for token in range(first, min(first + GROUP, tokens)):
                         _one_token(p, token, output)

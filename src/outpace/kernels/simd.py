@@ -79,6 +79,16 @@ def pointer(builder: Any, address: Any, kind: Any) -> Any:
     return builder.inttoptr(address, kind.as_pointer())
 
 
+def prefetch(builder: Any, address: Any) -> None:
+    """Have what is at an address brought into the cache; the address need not be a valid one."""
+    byte = ir.IntType(8).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [byte, I32, I32, I32])
+    insert: Any = cgutils.get_or_insert_function
+    function = insert(builder.module, kind, "llvm.prefetch.p0i8")
+    reads, keeps, data = (ir.Constant(I32, number) for number in (0, 3, 1))
+    builder.call(function, [builder.inttoptr(address, byte), reads, keeps, data])
+
+
 def _splat(builder: Any, value: Any) -> Any:
     one = builder.insert_element(ir.Constant(VECTOR, ir.Undefined), value, ir.Constant(I32, 0))
     return builder.shuffle_vector(one, ir.Constant(VECTOR, ir.Undefined), integers(0))

@@ -34,9 +34,11 @@ from outpace.model.memory import free_memory
 _LOG = logging.getLogger(__name__)
 _SHARE_OF_FREE_MEMORY = 0.25
 _DTYPES = (torch.float32, torch.bfloat16)
-# Up to so many numbers in a weight, a few tokens too are faster without oneDNN (measured, two cores with AVX-512).
-_SMALL_WEIGHT = {torch.float32: 3 * 2**19, torch.bfloat16: 2**19}
-_FEW_TOKENS = 32
+# Up to so many numbers in a weight, up to so many tokens are faster without oneDNN (measured on two cores with AVX-512).
+_MOST_TOKENS = {
+    torch.float32: ((2**21, 32), (2**63, 4)),
+    torch.bfloat16: ((2**19, 32), (2**20, 8), (2**63, 1)),
+}
 _SMALL_NORM = 16 * 1024  # numbers: up to here, one thread is as fast as a team
 _Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -106,20 +108,25 @@ class _Weight:
 
     def __init__(self, packs: bool) -> None:
         self._packs = packs
-        self._source: torch.Tensor | None = None
-        self._version, self._address = -1, -1
+        self._seen: tuple[object, int, int] = (None, -1, -1)
         self._packed: torch.Tensor | None = None
 
+    def is_same(self, weight: torch.Tensor | None) -> bool:
+        """Whether this is the tensor that was followed last, and nobody has written to it or moved it since."""
+        source, version, address = self._seen
+        return weight is source and weight is not None and _version(weight) == version and weight.data_ptr() == address
+
     def follow(self, weight: torch.Tensor) -> None:
-        """Forget the copy if the weight has changed since."""
-        if weight is not self._source or weight._version != self._version or weight.data_ptr() != self._address:
-            self._source, self._version, self._address = weight, weight._version, weight.data_ptr()
+        """Take the weight as it is now, and forget the copy of what it was before."""
+        if not self.is_same(weight):
+            self._seen = weight, _version(weight), weight.data_ptr()
             self._packed = None
 
     def packed(self) -> torch.Tensor | None:
         """The packed copy, or None if none is to be kept."""
-        if self._packed is None and self._packs and self._source is not None:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self._source.detach(), 1)
+        source = self._seen[0]
+        if self._packed is None and self._packs and isinstance(source, torch.Tensor):
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(source.detach(), 1)
         return self._packed
 
 
@@ -133,21 +140,26 @@ class _Linear:
         self._width, self._outputs = module.in_features, module.out_features
         has_unit_lengths = self._width % linear.UNIT == 0 and self._outputs % linear.UNIT == 0
         dtype = module.weight.dtype
-        is_small = module.weight.numel() <= _SMALL_WEIGHT[dtype] and linear.multiplies_groups(dtype is torch.bfloat16)
-        self._most_tokens = (_FEW_TOKENS if is_small else 1) if has_unit_lengths else 0
+        self._most_tokens = _most_tokens(module.weight) if has_unit_lengths else 0
         self._no_bias = torch.zeros(self._outputs, dtype=dtype)
         block = np.zeros(linear.PARAMETERS, np.int64)
         block[linear.IN_FEATURES], block[linear.OUT_FEATURES] = self._width, self._outputs
         block[linear.HALVES] = module.weight.dtype is torch.bfloat16
         self._block, self._address = memoryview(block.data), block.ctypes.data
+        self._known = False
+        self._bias: torch.Tensor | None = None
         self._compute = torch.ops.mkldnn._linear_pointwise.default
 
     def is_current(self) -> bool:
         """Whether the layer still is what this stands in for; from here on, it computes with the weights as they are now."""
         module = self.module
-        if not _is_linear(module):
+        parameters, block = module._parameters, self._block
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        if self._known and bias is self._bias and self._weight.is_same(weight) and "forward" not in module.__dict__:
+            return True
+        self._known, self._bias = _is_linear(module), bias
+        if not self._known or weight is None:
             return False
-        weight, bias, block = module.weight, module.bias, self._block
         self._weight.follow(weight)
         block[linear.WEIGHT] = weight.data_ptr()
         block[linear.BIAS] = (self._no_bias if bias is None else bias).data_ptr()
@@ -220,6 +232,13 @@ def _is_linear(module: nn.Module) -> bool:
     return bias is None or (bias.dtype is weight.dtype and bias.is_contiguous())
 
 
+def _most_tokens(weight: torch.Tensor) -> int:
+    """Up to how many tokens the kernel of `outpace.kernels.linear` is the faster one."""
+    if not linear.multiplies_groups(weight.dtype is torch.bfloat16):
+        return 1
+    return next(tokens for numbers, tokens in _MOST_TOKENS[weight.dtype] if weight.numel() <= numbers)
+
+
 def _fits(linears: list[nn.Module]) -> bool:
     weights = {
         id(weight): weight for module in linears for name, weight in module.named_parameters() if name == "weight"
@@ -229,6 +248,11 @@ def _fits(linears: list[nn.Module]) -> bool:
     if size > limit:
         _LOG.info("weights are not packed: copies of %.1f GiB, and there is room for %.1f", size / 2**30, limit / 2**30)
     return size <= limit
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to; tensors made in inference mode do not count."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 @cache
