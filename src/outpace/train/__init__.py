@@ -1,0 +1,1 @@
+"""Training recipes that come with Outpace: at present the model in the box, `outpace-tiny`."""
