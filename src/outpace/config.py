@@ -181,6 +181,8 @@ class EngineConfig:
             on any device, the reference; ``"auto"``, the former where it applies, else the latter.
         pack_weights: Keep copies of the weights of linear layers in the layout of the CPU's matrix kernels, which doubles their
             memory and makes passes over a few tokens faster. None: where they fit into a quarter of the free memory.
+        compile: Run the model through ``torch.compile`` (an option to try: it pays on some machines). It gives way by itself,
+            with a warning, where it does not work.
         debug: Check every drafted tree and audit the arena at every step (slow).
     """
 
@@ -192,6 +194,7 @@ class EngineConfig:
     guard: bool = True
     backend: str = "auto"
     pack_weights: bool | None = None
+    compile: bool = False
     debug: bool = False
 
     def __post_init__(self) -> None:

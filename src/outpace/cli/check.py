@@ -12,6 +12,7 @@ from outpace.cli.common import (
     DrafterOption,
     DtypeOption,
     JsonOption,
+    CompileOption,
     MaxNodesOption,
     ModelOption,
     ThreadsOption,
@@ -59,6 +60,7 @@ def check_command(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap text prompts in the model's chat template.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Most prompts in one batch.")] = 32,
     max_nodes: MaxNodesOption = 64,
+    compile_model: CompileOption = False,
     guard: Annotated[
         bool, typer.Option(help="Let drafts be cut where they do not pay; off, everything drafted is verified.")
     ] = False,
@@ -81,7 +83,7 @@ def check_command(
     if chat:
         listed = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in listed]
     console = err_console()
-    options |= {"drafter": drafter, "max_nodes": max_nodes, "guard": guard, "max_batch_size": batch_size}
+    options |= {"drafter": drafter, "max_nodes": max_nodes, "guard": guard, "compile": compile_model, "max_batch_size": batch_size}
     engine = load_engine(console, model, threads, **options)
     if chat:
         check_chat_template(engine)

@@ -15,6 +15,7 @@ from outpace.cli.common import (
     DrafterOption,
     DtypeOption,
     JsonOption,
+    CompileOption,
     MaxNodesOption,
     ModelOption,
     ThreadsOption,
@@ -73,6 +74,7 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
     system: Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")] = None,
     max_nodes: MaxNodesOption = 64,
+    compile_model: CompileOption = False,
     guard: Annotated[bool, typer.Option(help="Switch drafts off while they do not pay by the clock.")] = True,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
@@ -100,7 +102,7 @@ def generate(
     options = load_options(dtype, device, adapter, trust_remote_code)
     text = _read_prompt(prompt)
     console = err_console()
-    engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, **options)
+    engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, compile=compile_model, **options)
     if engine.tokenizer is None:
         raise ConfigError(f"{model!r} has no tokenizer that could be loaded, and a text prompt needs one")
     if chat or system is not None:

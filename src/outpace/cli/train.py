@@ -63,6 +63,6 @@ def _tiny(
             bar.update(task, total=steps, completed=step, description=told)
 
         figures = train_tiny(out, gsm8k=gsm8k, stdlib=stdlib, start_from=start_from, recipe=recipe, progress=show)
-    losses = ", ".join(f"{kind} {figures[kind]:.3f}" for kind in ("stdlib", "edits", "arithmetic"))
+    losses = ", ".join(f"{kind} {figures[kind]:.3f}" for kind in ("stdlib", "edits", "copies", "arithmetic"))
     console.print(f"held-out loss (nats a token): {losses}")
     typer.echo(str(out))

@@ -82,6 +82,7 @@ class Engine:
                 backend=config.backend,
                 context_length=config.context_length,
                 pack_weights=config.pack_weights,
+                compile_model=config.compile,
             )
         self.target = model
         self._core = EngineCore(self.target, self.drafter, self.config)

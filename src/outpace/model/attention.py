@@ -97,8 +97,9 @@ def _mask_function(
 
 def register() -> None:
     """Make the name known to Transformers; again is harmless."""
-    AttentionInterface.register(ATTENTION_NAME, _attention_function)
-    AttentionMaskInterface.register(ATTENTION_NAME, _mask_function)
+    if ATTENTION_NAME not in AttentionInterface():
+        AttentionInterface.register(ATTENTION_NAME, _attention_function)
+        AttentionMaskInterface.register(ATTENTION_NAME, _mask_function)
 
 
 def attention_configs(model: torch.nn.Module) -> list[PreTrainedConfig]:

@@ -25,6 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from outpace.errors import ConfigError, ModelError, UnsupportedModelError
 from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionOptions, attend_reference, attention_configs, register, selected
+from outpace.model.compiled import CompiledModel
 from outpace.model.cpu_modules import StandIns
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import pack
@@ -48,6 +49,7 @@ def probe(
     backend: str = "auto",
     context_length: int | None = None,
     pack_weights: bool | None = None,
+    compile_model: bool = False,
 ) -> Target:
     """Check a loaded model and describe it.
 
@@ -55,6 +57,7 @@ def probe(
         model: A causal model of Transformers, or a PEFT model around one.
         backend: Attention backend to run it with, see `outpace.model.backends.make_backend`.
         context_length: Overrides the model's own limit.
+        compile_model: Run the model through ``torch.compile``; uncompiled if that fails, or if its logits are wrong.
         pack_weights: Whether to keep copies of the weights for the CPU's matrix kernels, see `EngineConfig`.
 
     Raises:
@@ -93,7 +96,16 @@ def probe(
         with _refusing(name, "a packed pass"):
             difference = _check_parity(target, texts, name)
     logger.debug("%s: %d attention layers, probe difference %.2e", name, len(found), difference)
-    return Target(**fields, masks=[call.mask for call in found], probe_difference=difference)
+    masks = [call.mask for call in found]
+    if compile_model:
+        compiled = CompiledModel(base)
+        target = Target(**fields, masks=masks, probe_difference=difference, compiled=compiled)
+        try:
+            _check_parity(target, texts, name)
+        except ModelError as error:
+            compiled.give_up(error)
+        return target
+    return Target(**fields, masks=masks, probe_difference=difference)
 
 
 def _context_length(config: PreTrainedConfig, wanted: int | None, name: str) -> int | None:

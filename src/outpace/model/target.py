@@ -16,6 +16,7 @@ from outpace.errors import UnknownNameError, UnsupportedModelError
 from outpace.model.arena import KVArena
 from outpace.model.attention import AttentionStep, selected
 from outpace.model.backends import AttentionBackend, make_backend
+from outpace.model.compiled import CompilationFailed, CompiledModel
 from outpace.model.cpu_modules import StandIns
 from outpace.model.masks import MaskSpec
 from outpace.model.plan import StepPlan
@@ -42,6 +43,7 @@ class Target:
         probe_difference: Largest difference of logits that the probe saw between packed and alone.
         backend: Name of the attention backend.
         stand_ins: What computes in place of some of the model's modules during a pass, or None.
+        compiled: The model through ``torch.compile``, or None.
     """
 
     model: PreTrainedModel
@@ -57,6 +59,7 @@ class Target:
     probe_difference: float
     backend: str = "auto"
     stand_ins: StandIns | None = None
+    compiled: CompiledModel | None = None
     # A mask of four dimensions is handed on untouched by Transformers, so no mask is ever built for a packed pass.
     _no_mask: torch.Tensor = field(default_factory=lambda: torch.zeros((1, 1, 1, 1)))
     _backend: AttentionBackend = field(init=False)
@@ -85,15 +88,25 @@ class Target:
             ``[R, vocab]``, the logits at ``plan.logit_rows``, in the model's dtype, on the model's output device; and
             ``[T, width]`` for each captured module.
         """
+        if self.compiled is not None and self.compiled.works:
+            try:
+                return self._pass(self.compiled, plan, arena, capture)
+            except CompilationFailed:
+                pass  # keys and values are written again by the pass that follows
+        with nullcontext() if self.stand_ins is None else self.stand_ins.installed():
+            return self._pass(self.model, plan, arena, capture)
+
+    def _pass(
+        self, model: PreTrainedModel | CompiledModel, plan: StepPlan, arena: KVArena, capture: SequenceOf[str]
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         step = self._backend.step(plan, arena)
         rows = torch.from_numpy(plan.logit_rows)
         # Where layers are spread over devices, hooks would bring the index to another device than the states it picks from.
         spread = any(layer.device != self.device for layer in self.layers)
         wanted = None if spread else rows.to(self.device)
-        stand_ins = nullcontext() if self.stand_ins is None else self.stand_ins.installed()
-        with stand_ins, _captured(self.model, capture) as hidden:
+        with _captured(self.model, capture) as hidden:
             logits = packed_forward(
-                self.model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, wanted
+                model, self.configs, plan.input_ids, plan.position_ids, step, self._no_mask, self.device, wanted
             )
         return (logits.index_select(0, rows.to(logits.device)) if spread else logits), hidden
 
@@ -142,7 +155,7 @@ def _captured(model: PreTrainedModel, names: SequenceOf[str]) -> Iterator[dict[s
 
 
 def packed_forward(
-    model: PreTrainedModel,
+    model: PreTrainedModel | CompiledModel,
     configs: list[PreTrainedConfig],
     input_ids: np.ndarray,
     position_ids: np.ndarray,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -11,6 +12,8 @@ from outpace.errors import InputError
 from outpace.train.corpus import CodeBlock, SourceFile, code_blocks, is_held_out, read_gsm8k, read_stdlib
 from outpace.train.edits import make_edit
 from outpace.train.tokenizer import chat_text
+
+_WORD = re.compile(r"[A-Za-z_]{3,}")
 
 
 class TrainingTexts:
@@ -54,6 +57,14 @@ class TrainingTexts:
             random.shuffle(problems)
             for problem in problems:
                 yield chat_text(problem.question, problem.answer)
+
+    def copies(self, random: Random, *, held_out: bool = False) -> Iterator[str]:
+        """Lists of words to be repeated, endlessly: nothing but copying predicts the answer, so that copying is learned soon."""
+        files = self.held_out_files if held_out else self.files
+        words = sorted({word for file in files if not file.is_test for word in _WORD.findall(file.text)})
+        while True:
+            text = random.choice((" ", ", ", "\n")).join(random.choices(words, k=random.randint(8, 64)))
+            yield chat_text(f"{random.choice(('Repeat this.', 'Copy this.'))}\n\n{text}", text)
 
     def edits(self, random: Random, *, held_out: bool = False) -> Iterator[str]:
         """Editing tasks as conversations, endlessly; each block is edited in another way when it comes again."""

@@ -39,7 +39,7 @@ class TinyRecipe:
         tokens: Training tokens over the whole run.
         batch_tokens: Tokens of one optimiser step.
         lengths: Sequence length by stage: (share of the run up to which it holds, length).
-        stdlib_share, edit_share: Shares of the tokens; what is left is worked arithmetic.
+        stdlib_share, edit_share, copy_share: Shares of the tokens; what is left is worked arithmetic.
         test_weight: How often a test file of the library is drawn, compared with another file.
         muon_rate, adam_rate: Peak learning rates.
         decay_from: Share of the run after which the rates fall linearly to zero.
@@ -55,8 +55,9 @@ class TinyRecipe:
     tokens: int = 13_000_000
     batch_tokens: int = 4096
     lengths: tuple[tuple[float, int], ...] = ((0.7, 512), (1.0, 1024))
-    stdlib_share: float = 0.45
+    stdlib_share: float = 0.32
     edit_share: float = 0.35
+    copy_share: float = 0.15
     test_weight: float = 0.15
     muon_rate: float = 0.008
     adam_rate: float = 0.002
@@ -158,15 +159,16 @@ def loss_of(model: LlamaForCausalLM, ids: torch.Tensor) -> torch.Tensor:
 
 
 class _Batches:
-    """Batches that mix the three kinds by the recipe's shares, a whole sequence of one kind each."""
+    """Batches that mix the kinds of text by the recipe's shares, a whole sequence of one kind each."""
 
     def __init__(
         self, texts: TrainingTexts, tokenizer: PreTrainedTokenizerFast, recipe: TinyRecipe, *, held_out: bool = False
     ) -> None:
         random = Random(recipe.seed + held_out)
-        kinds = texts.stdlib, texts.edits, texts.arithmetic
+        kinds = texts.stdlib, texts.edits, texts.copies, texts.arithmetic
         self._streams = [_Stream(kind(random, held_out=held_out), tokenizer) for kind in kinds]
-        self._shares = (recipe.stdlib_share, recipe.edit_share, 1.0 - recipe.stdlib_share - recipe.edit_share)
+        shares = recipe.stdlib_share, recipe.edit_share, recipe.copy_share
+        self._shares = (*shares, 1.0 - sum(shares))
         self._random = random
 
     def draw(self, sequences: int, length: int) -> torch.Tensor:
@@ -174,7 +176,7 @@ class _Batches:
         return torch.from_numpy(np.stack([stream.take(length + 1) for stream in streams]))
 
     def by_kind(self, sequences: int, length: int) -> dict[str, torch.Tensor]:
-        names = "stdlib", "edits", "arithmetic"
+        names = "stdlib", "edits", "copies", "arithmetic"
         return {
             name: torch.from_numpy(np.stack([stream.take(length + 1) for _ in range(sequences)]))
             for name, stream in zip(names, self._streams, strict=True)
