@@ -190,6 +190,12 @@ class _Session:
         except OutpaceError as error:
             self._fail(error)
             return True
+        except KeyboardInterrupt:  # pressed twice: at once, in the middle of a step
+            if not self._typed:
+                raise
+            print(flush=True)
+            self._note("(stopped)")
+            return True
         if stopped:
             self._note("(stopped)")
         elif reason == "context":

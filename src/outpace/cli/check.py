@@ -8,11 +8,11 @@ import typer
 
 from outpace.cli.common import (
     AdapterOption,
+    CompileOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     JsonOption,
-    CompileOption,
     MaxNodesOption,
     ModelOption,
     ThreadsOption,
@@ -83,7 +83,13 @@ def check_command(
     if chat:
         listed = [[{"role": "user", "content": p}] if isinstance(p, str) else p for p in listed]
     console = err_console()
-    options |= {"drafter": drafter, "max_nodes": max_nodes, "guard": guard, "compile": compile_model, "max_batch_size": batch_size}
+    options |= {
+        "drafter": drafter,
+        "max_nodes": max_nodes,
+        "guard": guard,
+        "compile": compile_model,
+        "max_batch_size": batch_size,
+    }
     engine = load_engine(console, model, threads, **options)
     if chat:
         check_chat_template(engine)

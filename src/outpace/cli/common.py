@@ -67,7 +67,8 @@ MaxNodesOption = Annotated[
     int, typer.Option("--max-nodes", min=0, metavar="N", help="Verify at most N draft nodes of a sequence in a step.")
 ]
 CompileOption = Annotated[
-    bool, typer.Option("--compile", help="Run the model through torch.compile; uncompiled, with a warning, if that fails.")
+    bool,
+    typer.Option("--compile", help="Run the model through torch.compile; uncompiled, with a warning, if that fails."),
 ]
 
 

@@ -114,7 +114,11 @@ def demo(
     if not measured.cells:
         console.print("interrupted before the first run had ended: nothing was measured")
         raise typer.Exit(130)
-    measured.compare(measure_noise=complete)
+    try:
+        measured.compare(measure_noise=complete)
+    except KeyboardInterrupt:
+        measured.compare(measure_noise=False)
+        complete = False
     if json_path is not None:
         write_json(json_path, _conditions(model, load, complete) | measured.to_dict())
     _show(shown, measured, model, load, complete)

@@ -11,11 +11,11 @@ import typer
 from outpace.cli.common import (
     DEFAULT_MODEL,
     AdapterOption,
+    CompileOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     JsonOption,
-    CompileOption,
     MaxNodesOption,
     ModelOption,
     ThreadsOption,
@@ -102,7 +102,9 @@ def generate(
     options = load_options(dtype, device, adapter, trust_remote_code)
     text = _read_prompt(prompt)
     console = err_console()
-    engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, compile=compile_model, **options)
+    engine = load_engine(
+        console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, compile=compile_model, **options
+    )
     if engine.tokenizer is None:
         raise ConfigError(f"{model!r} has no tokenizer that could be loaded, and a text prompt needs one")
     if chat or system is not None:

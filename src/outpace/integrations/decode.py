@@ -82,7 +82,9 @@ class Decoding:
             What `generate` returns.
         """
         try:
-            if self.streamer is None and all(type(c) in (MaxLengthCriteria, EosTokenCriteria) for c in self.criteria):
+            lengths = sum(type(criterion) is MaxLengthCriteria for criterion in self.criteria)  # the engine knows one
+            known = all(type(criterion) in (MaxLengthCriteria, EosTokenCriteria) for criterion in self.criteria)
+            if self.streamer is None and known and lengths <= 1:
                 outputs = self.engine.generate([row.prompt for row in self.rows], self.params)
                 for row, output in zip(self.rows, outputs, strict=True):
                     row.tokens = output.token_ids

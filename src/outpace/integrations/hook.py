@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from typing import Any
 
@@ -20,7 +21,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from outpace.draft import Drafter
 from outpace.errors import ConfigError
-from outpace.integrations.caller import Caller, find_caller
+from outpace.integrations.caller import find_caller
 from outpace.integrations.decode import Decoding
 from outpace.integrations.engines import engine_for
 from outpace.integrations.refuse import check_call, check_model
@@ -101,7 +102,9 @@ def generate(
         raise ConfigError("outpace.generate needs input_ids")
     caller = find_caller(model)
     if streamer is not None or synced_gpus:
-        caller = Caller(streamer or caller.streamer, caller.assistant_model, synced_gpus or caller.synced_gpus)
+        caller = dataclasses.replace(
+            caller, streamer=streamer or caller.streamer, synced_gpus=synced_gpus or caller.synced_gpus
+        )
     own = check_model(model)
     processors = logits_processor if logits_processor is not None else LogitsProcessorList()
     padding = check_call(own, input_ids, generation_config, processors, model_kwargs, caller)

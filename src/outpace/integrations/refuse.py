@@ -166,7 +166,8 @@ def _padding(input_ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor
     if len(wrong):
         raise PromptError(
             f"attention_mask must be zeros, then ones, in each row (padding on the left); row {int(wrong[0])} is not: load "
-            "the tokenizer with padding_side='left'"
+            "the tokenizer with padding_side='left'. Without an attention_mask Transformers takes every pad token for padding: "
+            "pass attention_mask=torch.ones_like(input_ids) if some of them are text"
         )
     if bool((padding == length).any()):
         raise PromptError(

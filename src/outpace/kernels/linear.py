@@ -11,7 +11,7 @@ from typing import Any
 
 import numba
 from llvmlite import binding, ir
-from numba import types
+from numba import config, types
 from numba.core import cgutils
 
 from outpace.kernels import simd
@@ -29,6 +29,17 @@ from outpace.kernels.simd import (
     store_halves,
 )
 
+
+def _has(feature: str) -> bool:
+    """Whether the processor that Numba compiles for has an instruction set; where that cannot be said, it has not."""
+    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
+        return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    try:
+        return bool(binding.get_host_cpu_features().get(feature, False))
+    except RuntimeError:
+        return False
+
+
 # The parameter block, int64 each: addresses, the counter, lengths. TOKENS rows of IN_FEATURES numbers, one after the other, are
 # multiplied with OUT_FEATURES rows of weights; BLOCK features are taken at a time. Lengths but TOKENS are multiples of `UNIT`.
 INPUT, OUTPUT, NEXT_FEATURE, TOKENS, WEIGHT, BIAS, IN_FEATURES, OUT_FEATURES, BLOCK, HALVES = range(10)
@@ -37,7 +48,7 @@ UNIT = 2 * LANES
 GROUP = 4  # tokens that go together, and features that go together with them
 
 # Whether the processor multiplies bfloat16 itself. Elsewhere they are widened first, and groups of tokens do not pay.
-MULTIPLIES_HALVES = bool(binding.get_host_cpu_features().get("avx512bf16", False))
+MULTIPLIES_HALVES = _has("avx512bf16")
 
 
 def multiplies_groups(halves: bool) -> bool:

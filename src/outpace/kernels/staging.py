@@ -76,7 +76,7 @@ def read(target: Any, source: Any, count: Any, halves: Any, step: Any) -> None:
 
 @inner
 def write(target: Any, source: Any, count: Any, halves: Any, factor: Any, spare: Any) -> None:
-    """What `_read` makes, times a factor, as it was."""
+    """What `read` makes, times a factor, as it was."""
     factors = splat(factor)
     at = 0
     while at + 2 * LANES <= count:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 
+from outpace.errors import OutpaceError
 from outpace.model.attention import ATTENTION_NAME
 
 _LOG = logging.getLogger(__name__)
@@ -48,6 +49,8 @@ class CompiledModel:
         """
         try:
             return self._call(**inputs)
+        except (OutpaceError, torch.OutOfMemoryError):
+            raise
         except Exception as error:
             self.give_up(error)
             raise CompilationFailed from error

@@ -119,7 +119,7 @@ class CpuStep:
             key = key.contiguous()
         if value.stride(3) != 1:
             value = value.contiguous()
-        out = torch.empty((1, num_tokens, heads, value_dim), dtype=dtype)
+        out = query.new_empty((1, num_tokens, heads, value_dim))
         sinks = None if options.sinks is None else options.sinks.detach().float().contiguous()
         parameters = self._backend.parameters
         size = dtype.itemsize

@@ -39,6 +39,7 @@ _MOST_TOKENS = {
     torch.float32: ((2**21, 32), (2**63, 4)),
     torch.bfloat16: ((2**19, 32), (2**20, 8), (2**63, 1)),
 }
+_SAMPLED = 16
 _SMALL_NORM = 16 * 1024  # numbers: up to here, one thread is as fast as a team
 _Forward = Callable[[torch.Tensor], torch.Tensor]
 
@@ -73,12 +74,11 @@ class StandIns:
         threads = threads or team()
         linears = [module for module in model.modules() if _is_linear(module)]
         packs = bool(linears) and pack is not False and _has_packed_products() and (bool(pack) or _fits(linears))
-        shared: dict[int, _Weight] = {}
+        copies = _Packs(packs)
         self._parts: list[_Linear | _Norm] = []
         for module in linears:
             assert isinstance(module, nn.Linear)
-            weight = shared.setdefault(id(module.weight), _Weight(packs))
-            self._parts.append(_Linear(module, weight, threads))
+            self._parts.append(_Linear(module, copies, threads))
         for module in model.modules():
             kind = _norm_kind(module)
             if kind is not None:
@@ -103,73 +103,93 @@ class StandIns:
                 del module.__dict__["forward"]
 
 
-class _Weight:
-    """A weight of one or several layers, and its packed copy, made when it is first wanted."""
+class _Packs:
+    """Packed copies of weights, one for each weight however many layers share it."""
 
-    def __init__(self, packs: bool) -> None:
-        self._packs = packs
-        self._seen: tuple[object, int, int] = (None, -1, -1)
-        self._packed: torch.Tensor | None = None
+    def __init__(self, wanted: bool) -> None:
+        self._wanted = wanted
+        self._copies: dict[int, tuple[_Seen, torch.Tensor]] = {}
 
-    def is_same(self, weight: torch.Tensor | None) -> bool:
-        """Whether this is the tensor that was followed last, and nobody has written to it or moved it since."""
-        source, version, address = self._seen
-        return weight is source and weight is not None and _version(weight) == version and weight.data_ptr() == address
+    def of(self, weight: torch.Tensor) -> torch.Tensor | None:
+        """The packed copy of what ``weight`` holds now, made when it is first wanted; None if none is to be kept."""
+        if not self._wanted:
+            return None
+        found = self._copies.get(id(weight))
+        if found is None or not found[0].is_same(weight):
+            copy = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 1)
+            found = self._copies[id(weight)] = _Seen(weight), copy
+        return found[1]
 
-    def follow(self, weight: torch.Tensor) -> None:
-        """Take the weight as it is now, and forget the copy of what it was before."""
-        if not self.is_same(weight):
-            self._seen = weight, _version(weight), weight.data_ptr()
-            self._packed = None
 
-    def packed(self) -> torch.Tensor | None:
-        """The packed copy, or None if none is to be kept."""
-        source = self._seen[0]
-        if self._packed is None and self._packs and isinstance(source, torch.Tensor):
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(source.detach(), 1)
-        return self._packed
+class _Seen:
+    """A tensor as it was at one time.
+
+    What is written through ``tensor.data`` counts in no version, so a few numbers are compared as well.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self._version, self._address = _version(tensor), tensor.data_ptr()
+        flat = tensor.detach().view(-1)
+        self._sample = flat[:: max(1, len(flat) // _SAMPLED)]
+        self._numbers = self._sample.clone()
+
+    def is_same(self, tensor: torch.Tensor) -> bool:
+        """Whether ``tensor`` is this one, and nobody has written to it or moved it since."""
+        return (
+            tensor is self.tensor
+            and _version(tensor) == self._version
+            and tensor.data_ptr() == self._address
+            and torch.equal(self._sample, self._numbers)
+        )
 
 
 class _Linear:
     """Stand-in of a linear layer."""
 
-    def __init__(self, module: nn.Linear, weight: _Weight, threads: Team) -> None:
+    def __init__(self, module: nn.Linear, packs: _Packs, threads: Team) -> None:
         self.module = module
-        self._weight, self._threads = weight, threads
+        self._packs, self._threads = packs, threads
         self._kernel, _ = _kernels()
-        self._width, self._outputs = module.in_features, module.out_features
+        weight = module.weight
+        self._dtype, self._shape = weight.dtype, weight.shape
+        self._outputs, self._width = weight.shape
         has_unit_lengths = self._width % linear.UNIT == 0 and self._outputs % linear.UNIT == 0
-        dtype = module.weight.dtype
-        self._most_tokens = _most_tokens(module.weight) if has_unit_lengths else 0
-        self._no_bias = torch.zeros(self._outputs, dtype=dtype)
+        self._most_tokens = _most_tokens(weight) if has_unit_lengths else 0
+        self._no_bias = torch.zeros(self._outputs, dtype=self._dtype, device="cpu")
         block = np.zeros(linear.PARAMETERS, np.int64)
         block[linear.IN_FEATURES], block[linear.OUT_FEATURES] = self._width, self._outputs
-        block[linear.HALVES] = module.weight.dtype is torch.bfloat16
+        block[linear.HALVES] = self._dtype is torch.bfloat16
         self._block, self._address = memoryview(block.data), block.ctypes.data
-        self._known = False
-        self._bias: torch.Tensor | None = None
         self._compute = torch.ops.mkldnn._linear_pointwise.default
 
     def is_current(self) -> bool:
         """Whether the layer still is what this stands in for; from here on, it computes with the weights as they are now."""
         module = self.module
-        parameters, block = module._parameters, self._block
-        weight, bias = parameters.get("weight"), parameters.get("bias")
-        if self._known and bias is self._bias and self._weight.is_same(weight) and "forward" not in module.__dict__:
-            return True
-        self._known, self._bias = _is_linear(module), bias
-        if not self._known or weight is None:
+        weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+        if (
+            weight is None
+            or weight.dtype is not self._dtype
+            or weight.shape != self._shape
+            or not weight.is_contiguous()
+        ):
             return False
-        self._weight.follow(weight)
-        block[linear.WEIGHT] = weight.data_ptr()
-        block[linear.BIAS] = (self._no_bias if bias is None else bias).data_ptr()
+        if weight.device.type != "cpu" or "forward" in module.__dict__:
+            return False
+        if bias is None:
+            bias = self._no_bias
+        elif bias.dtype is not self._dtype or len(bias) != self._outputs or not bias.is_contiguous():
+            return False
+        self._block[linear.WEIGHT], self._block[linear.BIAS] = weight.data_ptr(), bias.data_ptr()
         return True
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that `nn.Linear` has
         """What the layer's own ``forward`` gives, up to rounding: ``[..., out_features]``."""
         module = self.module
+        if input.dtype is not self._dtype or input.shape[-1] != self._width or not input.is_contiguous():
+            return nn.functional.linear(input, module.weight, module.bias)
         tokens = input.numel() // self._width
-        if 0 < tokens <= self._most_tokens and input.dtype is module.weight.dtype and input.is_contiguous():
+        if 0 < tokens <= self._most_tokens:
             output = input.new_empty((*input.shape[:-1], self._outputs))
             block, threads = self._block, self._threads.num_threads
             block[linear.INPUT], block[linear.OUTPUT] = input.data_ptr(), output.data_ptr()
@@ -178,7 +198,7 @@ class _Linear:
             block[linear.BLOCK] = max(linear.UNIT, -(-self._outputs // (32 * threads)) * 16)
             self._threads.run(self._kernel, self._address, threads)
             return output
-        packed = self._weight.packed() if input.dtype is module.weight.dtype else None
+        packed = self._packs.of(module.weight)
         if packed is None:
             return nn.functional.linear(input, module.weight, module.bias)
         result: torch.Tensor = self._compute(input, packed, module.bias, "none", [], "")
@@ -203,10 +223,12 @@ class _Norm:
     def is_current(self) -> bool:
         """Whether the norm still is what this stands in for."""
         weight = self.module._parameters.get("weight")
-        if weight is None or weight.dtype is not self._dtype or "forward" in self.module.__dict__:
+        if weight is None or weight.dtype is not self._dtype or weight.shape != (self._width,):
+            return False
+        if weight.device.type != "cpu" or not weight.is_contiguous() or "forward" in self.module.__dict__:
             return False
         self._block[norm.WEIGHT] = weight.data_ptr()
-        return weight.device.type == "cpu"
+        return True
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """What the norm's own ``forward`` gives, up to rounding, of the input's shape."""
@@ -261,8 +283,8 @@ def _has_packed_products() -> bool:
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return False
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(16, 16), 1)
-        torch.ops.mkldnn._linear_pointwise.default(torch.zeros(1, 16), packed, None, "none", [], "")
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros((16, 16), device="cpu"), 1)
+        torch.ops.mkldnn._linear_pointwise.default(torch.zeros((1, 16), device="cpu"), packed, None, "none", [], "")
     except (AttributeError, RuntimeError, NotImplementedError):
         return False
     return True
@@ -299,8 +321,9 @@ def _norm_kind(module: nn.Module) -> int | None:
         or len(weight) % 16
     ):
         return None
-    sizes = torch.tensor([[1e-3], [0.1], [1.0], [40.0]])
-    rows = (torch.randn((4, len(weight)), generator=torch.Generator().manual_seed(0)) * sizes).to(weight.dtype)
+    sizes = torch.tensor([[1e-3], [0.1], [1.0], [40.0]], device="cpu")
+    generator = torch.Generator("cpu").manual_seed(0)
+    rows = (torch.randn((4, len(weight)), generator=generator, device="cpu") * sizes).to(weight.dtype)
     expected = module(rows)
     if not isinstance(expected, torch.Tensor) or expected.dtype is not weight.dtype or expected.shape != rows.shape:
         return None

@@ -61,7 +61,7 @@ class Target:
     stand_ins: StandIns | None = None
     compiled: CompiledModel | None = None
     # A mask of four dimensions is handed on untouched by Transformers, so no mask is ever built for a packed pass.
-    _no_mask: torch.Tensor = field(default_factory=lambda: torch.zeros((1, 1, 1, 1)))
+    _no_mask: torch.Tensor = field(default_factory=lambda: torch.zeros((1, 1, 1, 1), device="cpu"))
     _backend: AttentionBackend = field(init=False)
 
     def __post_init__(self) -> None:
@@ -88,7 +88,8 @@ class Target:
             ``[R, vocab]``, the logits at ``plan.logit_rows``, in the model's dtype, on the model's output device; and
             ``[T, width]`` for each captured module.
         """
-        if self.compiled is not None and self.compiled.works:
+        # Hooks that were added after compiling are never called, so a pass that captures goes uncompiled.
+        if self.compiled is not None and self.compiled.works and not capture:
             try:
                 return self._pass(self.compiled, plan, arena, capture)
             except CompilationFailed:

@@ -117,7 +117,7 @@ class TorchStep:
         if cached == 0 and is_chain_of_pending and spec.first_visible(num_new - 1) == 0:
             return _Part(begin, end, rows, None, True)
         allowed = self._allowed(b, spec, first)
-        mask = torch.zeros(allowed.shape, dtype=dtype)
+        mask = torch.zeros(allowed.shape, dtype=dtype, device="cpu")
         mask.masked_fill_(torch.from_numpy(~allowed), float("-inf"))
         return _Part(begin, end, rows, mask.to(device), False)
 

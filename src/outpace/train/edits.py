@@ -148,9 +148,7 @@ def _rename(block: CodeBlock, random: Random) -> tuple[str, str] | None:
     old, new = random.choice(often), random.choice(fresh)
     if random.random() < 0.3:
         new = f"{new}_{random.choice(_NEW_NAMES)}"
-    wording = random.choice(
-        ("Rename `{0}` to `{1}`.", "Rename the name `{0}` to `{1}` in this code.", "Call `{0}` `{1}` instead.")
-    )
+    wording = random.choice(_RENAME_WORDINGS)
     return wording.format(old, new), re.sub(rf"\b{re.escape(old)}\b", new, block.code)
 
 

@@ -1,8 +1,8 @@
 """The recipe of `outpace-tiny`, the model in the box: data, architecture, optimisers and schedule.
 
-Documents are packed into one stream with an end-of-text token between them. Sequences grow from 256 to 1,024 tokens
-over the run. Matrices of the layers are trained by Muon, everything else by AdamW; the learning rate warms up, stays,
-and falls to zero over the last part.
+Documents are packed into one stream with an end-of-text token between them. Sequences grow from 512 to 1,024 tokens
+over the run. Matrices of the layers are trained by Muon, everything else by AdamW; the learning rates warm up, stay
+for a short while, and fall linearly to zero.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from outpace.errors import InputError
 from outpace.train.prompts import held_out_prompts, write_prompts
 from outpace.train.texts import TrainingTexts
-from outpace.train.tokenizer import END_OF_TEXT, END_OF_TURN, token_id, train_tokenizer
+from outpace.train.tokenizer import END_OF_TEXT, END_OF_TURN, load_tokenizer, token_id, train_tokenizer
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -224,7 +225,7 @@ def train_tiny(
         Loss in nats a token on held-out text, by kind, beside `train`, `tokens` and `seconds`.
 
     Raises:
-        InputError: A source is missing or malformed.
+        InputError: A source is missing or malformed, or `start_from` has another tokenizer.
     """
     recipe = recipe or TinyRecipe()
     texts = TrainingTexts(gsm8k, stdlib, test_weight=recipe.test_weight)
@@ -233,6 +234,10 @@ def train_tiny(
     if start_from is not None:
         from transformers import LlamaForCausalLM
 
+        if load_tokenizer(start_from).get_vocab() != tokenizer.get_vocab():
+            raise InputError(
+                f"{start_from} has another tokenizer than these texts give; use the texts that it was trained on"
+            )
         model.load_state_dict(LlamaForCausalLM.from_pretrained(start_from, dtype=torch.float32).state_dict())
     out.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(out)
@@ -242,7 +247,7 @@ def train_tiny(
     start = saved = time.perf_counter()
     smooth = 0.0
     for step in range(steps):
-        done = step / steps
+        done = (step + 0.5) / steps
         length = next(length for share, length in recipe.lengths if done < share)
         groups = [group for optimiser in optimisers for group in optimiser.param_groups]
         for group, peak in zip(groups, peaks, strict=True):
@@ -264,8 +269,12 @@ def train_tiny(
     save_checkpoint(model, tokenizer, out)
     figures = held_out_loss(model, _Batches(texts, tokenizer, recipe, held_out=True), recipe)
     figures |= {"train": smooth, "tokens": float(steps * recipe.batch_tokens), "seconds": time.perf_counter() - start}
+    record: dict[str, Any] = {"recipe": asdict(recipe), "figures": figures}
+    if start_from is not None:
+        earlier = start_from / "training.json"
+        record["start_from"] = json.loads(earlier.read_text()) if earlier.is_file() else str(start_from)
     write_prompts(held_out_prompts(texts), out / "prompts.jsonl")
-    (out / "training.json").write_text(json.dumps({"recipe": asdict(recipe), "figures": figures}, indent=1) + "\n")
+    (out / "training.json").write_text(json.dumps(record, indent=1) + "\n")
     return figures
 
 

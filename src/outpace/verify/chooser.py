@@ -156,7 +156,7 @@ class Cursor:
                 something.
         """
         chooser = self._chooser
-        row = torch.empty(len(logits), dtype=torch.float32).copy_(logits.detach())
+        row = torch.empty(len(logits), dtype=torch.float32, device="cpu").copy_(logits.detach())
         best = float(row.max())
         if not math.isfinite(best):
             raise non_finite(best, self._position)

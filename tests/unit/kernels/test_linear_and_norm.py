@@ -10,7 +10,7 @@ from torch import nn
 
 from outpace.kernels import linear
 from outpace.kernels.team import Team, team
-from outpace.model.cpu_modules import StandIns, _Linear, _Norm, _Weight
+from outpace.model.cpu_modules import StandIns, _Linear, _Norm, _Packs
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -31,7 +31,7 @@ def test_linear(dtype: torch.dtype, data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 2**16)))
     module = nn.Linear(width, outputs, bias=bias).to(dtype)
     threads = data.draw(st.sampled_from([Team(None), team(), ThreeThreads()]))
-    part = _Linear(module, _Weight(packs=False), threads)
+    part = _Linear(module, _Packs(wanted=False), threads)
     part._most_tokens = 32  # whatever this processor would rather do
     assert part.is_current()
     rows = torch.randn(1, tokens, width).to(dtype)
