@@ -32,8 +32,9 @@ from outpace.kernels.simd import (
 
 def _has(feature: str) -> bool:
     """Whether the processor that Numba compiles for has an instruction set; where that cannot be said, it has not."""
-    if config.CPU_NAME is not None or config.CPU_FEATURES is not None:
-        return f"+{feature}" in (config.CPU_FEATURES or "").split(",")
+    settings: Any = config
+    if settings.CPU_NAME is not None or settings.CPU_FEATURES is not None:
+        return f"+{feature}" in (settings.CPU_FEATURES or "").split(",")
     try:
         return bool(binding.get_host_cpu_features().get(feature, False))
     except RuntimeError:

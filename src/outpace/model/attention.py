@@ -97,7 +97,7 @@ def _mask_function(
 
 def register() -> None:
     """Make the name known to Transformers; again is harmless."""
-    if ATTENTION_NAME not in AttentionInterface():
+    if ATTENTION_NAME not in AttentionInterface():  # type: ignore[no-untyped-call]
         AttentionInterface.register(ATTENTION_NAME, _attention_function)
         AttentionMaskInterface.register(ATTENTION_NAME, _mask_function)
 

@@ -29,10 +29,11 @@ class CompiledModel:
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        interface: Any = AttentionInterface()
+        interface: Any = AttentionInterface()  # type: ignore[no-untyped-call]
         attention = interface[ATTENTION_NAME]
         if not hasattr(attention, "_torchdynamo_disable"):
-            AttentionInterface.register(ATTENTION_NAME, torch.compiler.disable(attention))
+            disabled: Any = torch.compiler.disable(attention)  # type: ignore[no-untyped-call]
+            AttentionInterface.register(ATTENTION_NAME, disabled)
         self._call: Any = torch.compile(model, dynamic=True)
         self.error: Exception | None = None
 

@@ -176,11 +176,10 @@ class _Linear:
             return False
         if weight.device.type != "cpu" or "forward" in module.__dict__:
             return False
-        if bias is None:
-            bias = self._no_bias
-        elif bias.dtype is not self._dtype or len(bias) != self._outputs or not bias.is_contiguous():
+        added: torch.Tensor = self._no_bias if bias is None else bias
+        if added.dtype is not self._dtype or len(added) != self._outputs or not added.is_contiguous():
             return False
-        self._block[linear.WEIGHT], self._block[linear.BIAS] = weight.data_ptr(), bias.data_ptr()
+        self._block[linear.WEIGHT], self._block[linear.BIAS] = weight.data_ptr(), added.data_ptr()
         return True
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - the name that `nn.Linear` has

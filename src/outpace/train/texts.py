@@ -59,7 +59,7 @@ class TrainingTexts:
                 yield chat_text(problem.question, problem.answer)
 
     def copies(self, random: Random, *, held_out: bool = False) -> Iterator[str]:
-        """Lists of words to be repeated, endlessly: nothing but copying predicts the answer, so that copying is learned soon."""
+        """Lists of words to be repeated, endlessly: only copying predicts the answer, so that it is learned soon."""
         files = self.held_out_files if held_out else self.files
         words = sorted({word for file in files if not file.is_test for word in _WORD.findall(file.text)})
         while True:
