@@ -80,7 +80,7 @@ def main() -> None:
         if any(base / medians[name] < args.retry_below for name in drafters):
             medians, tokens, accepted = times_of(ids, 3 * args.repeat)
             base, measured_again = min(medians["none"], medians["generate"]), True
-        distinct = distinct_ngrams(tokens["none"])
+        distinct = distinct_ngrams([tokens["none"]])
         row = {
             "id": prompt.id,
             "prompt_tokens": len(ids),
