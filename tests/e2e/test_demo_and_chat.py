@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,15 @@ def test_demo_in_a_pipe(checkpoint: Path, tmp_path: Path) -> None:
     assert all(len(run["origins"]) == len(run["token_ids"]) == 8 for run in found["runs"])
 
 
+@pytest.fixture
+def listens() -> Iterator[None]:
+    """Ctrl-C is heard, also where the tests run in the background of a shell, which has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("listens")
 def test_demo_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C, once three runs are over: what they gave, and status 130."""
     measure = outpace.bench.demo.Demo._run
@@ -141,6 +150,7 @@ def test_demo_interrupted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["complete"], found["rounds"], len(found["runs"])) == (False, 0, 3)
 
 
+@pytest.mark.usefixtures("listens")
 def test_demo_interrupted_before_anything_was_measured(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outpace.bench.demo.Demo, "_run", lambda *_: os.kill(os.getpid(), signal.SIGINT))
     monkeypatch.setattr(outpace.bench.demo.Demo, "warm_up", lambda *_: os.kill(os.getpid(), signal.SIGINT))

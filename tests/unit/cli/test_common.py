@@ -22,7 +22,9 @@ def test_the_drafters_named_in_the_help_are_those_of_the_registry() -> None:
 def test_only_replay_offers_drafters_that_know_the_output() -> None:
     root: Any = typer.main.get_command(app)
     offered = {
-        name: next(p.help for p in command.params if p.name == "drafter") for name, command in root.commands.items()
+        name: next(p.help for p in command.params if p.name == "drafter")
+        for name, command in root.commands.items()
+        if name != "train"  # which generates nothing
     }
     assert {name for name, text in offered.items() if "oracle" in text} == {"replay"}
     assert all("suffix" in text for text in offered.values())
