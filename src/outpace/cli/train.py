@@ -33,7 +33,9 @@ def register(app: typer.Typer) -> None:
 
 def _tiny(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="Folder to write; made if missing.")],
-    gsm8k: Annotated[Path, typer.Option("--gsm8k", metavar="FILE", help="GSM8K's training questions, JSON lines.")],
+    gsm8k: Annotated[
+        Path, typer.Option("--gsm8k", metavar="PATH", help="GSM8K's training questions, JSON lines, or their folder.")
+    ],
     stdlib: Annotated[
         Path | None, typer.Option("--stdlib", metavar="DIR", help="A standard library; this interpreter's by default.")
     ] = None,

@@ -190,7 +190,7 @@ def _bias(builder: Any, address: Any, halves: bool) -> Any:
 def _store(builder: Any, found: Any, targets: list[Any], halves: bool) -> None:
     """Write each token's `GROUP` features beside each other; lane ``GROUP * feature + token`` holds them before."""
     if halves:
-        found = builder.trunc(simd._halves(builder, found), simd.HALVES)
+        found = builder.trunc(simd.rounded_bits(builder, found), simd.HALVES)
     kind = ir.VectorType(ir.IntType(16) if halves else simd.F32, GROUP)
     for token, target in enumerate(targets):
         own = simd.shuffle(builder, found, found, [GROUP * feature + token for feature in range(GROUP)])

@@ -35,30 +35,10 @@ from outpace.kernels.team import Kernel, Team, team
 from outpace.tree import Int32Array, Int64Array
 
 DTYPES = (torch.float32, torch.bfloat16)
-# In place of the best token of a row: why there is none.
-HOLDS_NAN, IS_INFINITE, IS_NOTHING = -1, -2, -3
+HOLDS_NAN = -1  # in place of a row's best token
 
-_LOGITS, _STRIDE, _ROWS, _NUM_ROWS, _WIDTH, _MOST, _HALVES, _IDS, _VALUES, _NEXT = range(10)
+_LOGITS, _STRIDE, _NUM_ROWS, _WIDTH, _MOST, _HALVES, _IDS, _VALUES, _NEXT = range(9)
 _STEP = 4 * LANES
-
-
-def argmax_rows(logits: torch.Tensor, rows: Int64Array | None = None, threads: Team | None = None) -> Int32Array:
-    """The best token of each row, the lowest id among equals.
-
-    Args:
-        logits: ``[R, V]`` on the CPU, ``float32`` or bfloat16.
-        rows: ``int64[r]``, which rows; None for all.
-        threads: What to run in.
-
-    Returns:
-        ``int32[r]``; below 0 where there is no best: `HOLDS_NAN`, `IS_INFINITE` (the largest is plus infinity) or
-        `IS_NOTHING` (all are minus infinity).
-    """
-    ids, values = _best_rows(logits, 1, rows, threads or team())
-    best = ids[:, 0].astype(np.int32)
-    best[np.isposinf(values[:, 0]) & (best >= 0)] = IS_INFINITE
-    best[np.isneginf(values[:, 0]) & (best >= 0)] = IS_NOTHING
-    return best
 
 
 def topk_rows(logits: torch.Tensor, k: int, threads: Team | None = None) -> Int32Array:
@@ -73,7 +53,7 @@ def topk_rows(logits: torch.Tensor, k: int, threads: Team | None = None) -> Int3
     """
     if not is_readable(logits):
         return logits.topk(k, dim=-1).indices.to("cpu", torch.int32).numpy()
-    found = _best_rows(logits, k, None, threads or team())[0].astype(np.int32)
+    found = _best_rows(logits, k, threads or team())[0].astype(np.int32)
     for row in np.flatnonzero(found[:, 0] == HOLDS_NAN):
         found[row] = logits[int(row)].float().topk(k).indices.numpy()
     return found
@@ -84,21 +64,18 @@ def is_readable(logits: torch.Tensor) -> bool:
     return logits.device.type == "cpu" and logits.dtype in DTYPES
 
 
-def _best_rows(
-    logits: torch.Tensor, most: int, rows: Int64Array | None, threads: Team
-) -> tuple[Int64Array, np.ndarray[Any, Any]]:
+def _best_rows(logits: torch.Tensor, most: int, threads: Team) -> tuple[Int64Array, np.ndarray[Any, Any]]:
     logits = logits.detach()
     if logits.stride(1) != 1:
         logits = logits.contiguous()
-    count = len(logits) if rows is None else len(rows)
+    count = len(logits)
     ids, values = np.empty((count, most), np.int64), np.empty((count, most), np.float32)
     if count == 0:
         return ids, values
     size = logits.dtype.itemsize
-    places = None if rows is None else np.ascontiguousarray(rows, np.int64)
     block = np.array(
         [
-            logits.data_ptr(), logits.stride(0) * size, 0 if places is None else places.ctypes.data, count,
+            logits.data_ptr(), logits.stride(0) * size, count,
             logits.shape[1], most, size == 2, ids.ctypes.data, values.ctypes.data, 0,
         ],
         np.int64,
@@ -177,12 +154,11 @@ def _read_row(row: Any, width: Any, most: Any, halves: Any, ids: Any, values: An
 def _read_rows(block: Any) -> None:
     """One thread's share."""
     p = address_of(block)
-    most, rows = load_field(p, _MOST), load_field(p, _ROWS)
+    most = load_field(p, _MOST)
     i = fetch_add(p + 8 * _NEXT, 1)
     while i < load_field(p, _NUM_ROWS):
-        row = load_field(rows, i) if rows else i
         _read_row(
-            load_field(p, _LOGITS) + row * load_field(p, _STRIDE),
+            load_field(p, _LOGITS) + i * load_field(p, _STRIDE),
             load_field(p, _WIDTH),
             most,
             load_field(p, _HALVES),

@@ -107,7 +107,7 @@ def fused_multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     return builder.call(function, [a, b, c])
 
 
-def _halves(builder: Any, a: Any) -> Any:
+def rounded_bits(builder: Any, a: Any) -> Any:
     """Bits of each number rounded to bfloat16, as integers of 32 bits."""
     bits = builder.bitcast(a, INTEGERS)
     odd = builder.and_(builder.lshr(bits, integers(16)), integers(1))
@@ -226,7 +226,7 @@ def load_second(builder: Any, address: Any) -> Any:
 @operation(types.none, types.int64, f32x16, f32x16)
 def store_even_odd(builder: Any, address: Any, even: Any, odd: Any) -> Any:
     """Write 32 bfloat16 whose even and odd ones are given, rounded like `store_halves`."""
-    low, high = _halves(builder, even), builder.shl(_halves(builder, odd), integers(16))
+    low, high = rounded_bits(builder, even), builder.shl(rounded_bits(builder, odd), integers(16))
     builder.store(builder.or_(low, high), pointer(builder, address, INTEGERS), align=2)
 
 
@@ -239,13 +239,13 @@ def store(builder: Any, address: Any, a: Any) -> Any:
 @operation(types.none, types.int64, f32x16)
 def store_halves(builder: Any, address: Any, a: Any) -> Any:
     """Write 16 bfloat16, rounded to the nearest even; NaN stays NaN."""
-    builder.store(builder.trunc(_halves(builder, a), HALVES), pointer(builder, address, HALVES), align=2)
+    builder.store(builder.trunc(rounded_bits(builder, a), HALVES), pointer(builder, address, HALVES), align=2)
 
 
 @operation(f32x16, f32x16)
 def round_halves(builder: Any, a: Any) -> Any:
     """Each number rounded to the nearest bfloat16, the even one of two; NaN stays NaN."""
-    return builder.bitcast(builder.shl(_halves(builder, a), integers(16)), VECTOR)
+    return builder.bitcast(builder.shl(rounded_bits(builder, a), integers(16)), VECTOR)
 
 
 @operation(f32x16, types.float32)

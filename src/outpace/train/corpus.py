@@ -95,11 +95,20 @@ def read_stdlib(folder: Path | None = None) -> list[SourceFile]:
 
 
 def read_gsm8k(path: Path) -> list[Problem]:
-    """Read GSM8K questions from a JSON-lines file.
+    """Read GSM8K questions from a JSON-lines file, or from the one in a folder whose name says that it is for training.
 
     Raises:
-        InputError: The file is missing, or a line is not an object with `question` and `answer`.
+        InputError: The file is missing, a folder holds none or several, or a line is not an object with `question` and
+            `answer`.
     """
+    if path.is_dir():
+        found = sorted(path.glob("*train*.jsonl"))
+        if len(found) != 1:
+            names = ", ".join(file.name for file in found) or "none"
+            raise InputError(
+                f"{path}: expected one file *train*.jsonl of GSM8K's questions, found {names}; name the file"
+            )
+        path = found[0]
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except OSError as error:

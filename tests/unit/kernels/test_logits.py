@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.kernels.logits import HOLDS_NAN, IS_INFINITE, IS_NOTHING, argmax_rows, topk_rows
+from outpace.kernels.logits import topk_rows
 from outpace.kernels.team import Team, team
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -42,10 +41,6 @@ def test_as_a_stable_sort_says(dtype: torch.dtype, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, min(width, 9)))
     threads = ThreeThreads()
     assert topk_rows(logits, k, threads).tolist() == [stable(row, k) for row in logits]
-    if width > 1:
-        assert argmax_rows(logits, threads=threads).tolist() == [stable(row, 1)[0] for row in logits]
-        chosen = np.array([rows - 1, 0, 0][: 3 if rows else 0])
-        assert argmax_rows(logits, chosen).tolist() == [stable(logits[i], 1)[0] for i in chosen]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -56,7 +51,6 @@ def test_rows_without_a_best_token(dtype: torch.dtype, place: int) -> None:
     logits[1, place] = float("inf")
     logits[2] = float("-inf")
     logits[3, place] = 50.0
-    assert argmax_rows(logits).tolist() == [HOLDS_NAN, IS_INFINITE, IS_NOTHING, place]
     found = topk_rows(logits, 2)
     assert found[:, 0].tolist() == [place, place, 0, place]
     assert found[0].tolist() == logits[0].float().topk(2).indices.tolist()
@@ -68,5 +62,5 @@ def test_other_layouts_and_dtypes() -> None:
     assert topk_rows(logits.double(), 3).tolist() == expected
     assert topk_rows(logits.t().contiguous().t(), 3).tolist() == expected
     assert topk_rows(torch.cat([logits, logits], 1)[:, :90], 3).tolist() == expected
-    assert argmax_rows(logits[::2]).tolist() == logits[::2].argmax(1).tolist()
+    assert topk_rows(logits[::2], 3).tolist() == expected[::2]
     assert topk_rows(logits, 3, Team(None)).tolist() == expected
