@@ -83,8 +83,10 @@ def _check_states(text: list[int], states: list[list[int]]) -> None:
         _expect(states[link][layout.LENGTH] < length, f"the link of state {number} is not shorter")
         _expect(states[link][layout.MIN_ENDPOS] <= min_endpos, f"the link of state {number} ends later")
         _expect(length - 1 <= min_endpos < len(text), f"state {number} of length {length} ends at {min_endpos}")
-        _expect((successor == layout.ROOT) == (min_endpos == len(text) - 1), f"state {number}: primary transition")
-        _expect(successor != layout.ROOT or edge == layout.NO_EDGE, f"state {number}: edges but no primary")
+        ends = min_endpos == len(text) - 1 or text[min_endpos + 1] == layout.SEPARATOR
+        _expect((successor == layout.ROOT) == ends, f"state {number}: primary transition")
+        at_end = min_endpos == len(text) - 1
+        _expect(not at_end or edge == layout.NO_EDGE, f"state {number}: edges, and no token follows")
 
 
 def _check_transitions(text: list[int], states: list[list[int]], transitions: Transitions) -> None:
@@ -104,11 +106,18 @@ def _check_transitions(text: list[int], states: list[list[int]], transitions: Tr
 
 def _check_prefixes(block: Int32Array, text: list[int], states: list[list[int]], transitions: Transitions) -> list[int]:
     """Walk the text from the root; return the state of each of its prefixes."""
-    prefixes, state = [], layout.ROOT
+    prefixes, state, length = [], layout.ROOT, 0
+    separators = {s[layout.MIN_ENDPOS]: number for number, s in enumerate(states) if s[layout.LENGTH] == 1}
     for position, token in enumerate(text):
-        _expect(token in transitions[state], f"the text cannot be followed at {position}")
-        state = transitions[state][token]
-        _expect(states[state][layout.LENGTH] == position + 1, f"the text up to {position} is not its state's longest")
+        length += 1
+        if token == layout.SEPARATOR:
+            _expect(position in separators, f"the separator at {position} has no state")
+            state, length = separators[position], 1
+            _expect(states[state][layout.LINK] == layout.ROOT, f"the separator at {position} is not linked to the root")
+        else:
+            _expect(token in transitions[state], f"the text cannot be followed at {position}")
+            state = transitions[state][token]
+        _expect(states[state][layout.LENGTH] == length, f"the text up to {position} is not its state's longest")
         prefixes.append(state)
     _expect(state == int(block[layout.LAST]), f"the text ends in state {state}, not in {int(block[layout.LAST])}")
     return prefixes
@@ -133,7 +142,7 @@ def _check_completeness(
     """Every suffix of every prefix goes on with the token that follows, and nothing else goes on."""
     followed: set[tuple[int, int]] = set()
     for state, token in zip([layout.ROOT, *prefixes], text, strict=False):
-        while state >= 0 and (state, token) not in followed:
+        while token != layout.SEPARATOR and state >= 0 and (state, token) not in followed:
             _expect(token in transitions[state], f"state {state} lacks a transition on {token}")
             followed.add((state, token))
             state = states[state][layout.LINK]

@@ -14,6 +14,10 @@ A state's first transition lies in the state itself: its token is the one after 
 stored. Most states have no other. The rest are edges, found by hash and listed for each state (EDGES, then SIBLING).
 A text of n tokens has at most 2 n states, and since transitions number at most states + n - 2, at most n edges: room
 is checked once before each token and never runs out within one.
+
+`SEPARATOR` stands in the text before a document. It counts as a token that occurs nowhere else: nothing has a transition
+on it, so no match reaches from one document into the next, and every prefix of a document is a state of its own. Where a
+state's min_endpos is the end of a document, NEXT is free (ROOT), and all its transitions are edges.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ EDGE_SIZE = 4
 SOURCE, TOKEN, TARGET, SIBLING = range(EDGE_SIZE)
 ROOT = 0
 NO_EDGE = -1
+SEPARATOR = np.iinfo(np.int32).min  # stands before a document; no token id
 
 _MIN_CAPACITY = 64
 _MAX_CAPACITY = 2**29  # so that twice as many states and slots still have int32 numbers
@@ -54,7 +59,7 @@ def new_block(capacity: int) -> Int32Array:
 
 
 def extended(block: Int32Array, tokens: Int32Array, begin: int, end: int) -> Int32Array:
-    """Append ``tokens[begin:end]`` and return the block, a larger one if it was full.
+    """Append ``tokens[begin:end]``, `SEPARATOR` among them, and return the block, a larger one if it was full.
 
     Raises:
         InputError: A token id is negative; the tokens before it were appended.
@@ -144,9 +149,7 @@ def _index_edge(edges: Int32Array, slots: Int32Array, edge: int) -> None:
 @compiled
 def _find(text: Int32Array, states: Int32Array, edges: Int32Array, slots: Int32Array, state: int, token: int) -> int:
     """The transition of ``state`` on ``token``: an edge's number, or ``_PRIMARY`` or ``_MISSING``."""
-    if states[state, NEXT] == ROOT:
-        return _MISSING  # only the whole text's state (or the root of no text) has no transition at all
-    if text[states[state, MIN_ENDPOS] + 1] == token:
+    if states[state, NEXT] != ROOT and text[states[state, MIN_ENDPOS] + 1] == token:
         return _PRIMARY
     if states[state, EDGES] == NO_EDGE:
         return _MISSING
@@ -193,8 +196,8 @@ def _append(
     position = block[NUM_TOKENS]
     text[position] = token
     block[NUM_TOKENS] = position + 1
-    new = _add_state(block, states, position + 1, position)
     state = block[LAST]
+    new = _add_state(block, states, states[state, LENGTH] + 1, position)
     block[LAST] = new
     if states[state, NEXT] == ROOT:
         states[state, NEXT] = new
@@ -234,6 +237,17 @@ def _append(
 
 
 @compiled
+def _separate(block: Int32Array, text: Int32Array, states: Int32Array) -> None:
+    """Begin a document: append the separator, whose state has no suffix but the root."""
+    position = block[NUM_TOKENS]
+    text[position] = SEPARATOR
+    block[NUM_TOKENS] = position + 1
+    new = _add_state(block, states, 1, position)
+    states[new, LINK] = ROOT
+    block[LAST] = new
+
+
+@compiled
 def extend_block(block: Int32Array, tokens: Int32Array, begin: int, end: int) -> int:
     """Append ``tokens[begin:end]`` as far as there is room.
 
@@ -244,9 +258,12 @@ def extend_block(block: Int32Array, tokens: Int32Array, begin: int, end: int) ->
     for i in range(begin, end):
         if block[NUM_TOKENS] == block[CAPACITY] or block[NUM_STATES] + 2 > block[STATE_CAPACITY]:
             return i
-        if tokens[i] < 0:
+        if tokens[i] >= 0:
+            _append(block, text, states, edges, slots, tokens[i])
+        elif tokens[i] == SEPARATOR:
+            _separate(block, text, states)
+        else:
             return -1 - i
-        _append(block, text, states, edges, slots, tokens[i])
     return end
 
 
