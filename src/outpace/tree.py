@@ -43,6 +43,9 @@ class Origin(enum.IntFlag):
     LLMA = 2  # copy spans after a short match
     DYNAMIC = 4  # suffix automaton over the request's own text
     ORACLE = 8  # test drafter that knows the continuation
+    STATIC = 16  # frozen automata over corpora
+    MEMORY = 32  # frozen automata over earlier responses
+    RECYCLING = 64  # Token Recycling: the model's own candidates after earlier occurrences of a token
 
 
 @dataclass(frozen=True, eq=False, slots=True)
