@@ -23,6 +23,8 @@ def audit(block: Int32Array) -> None:
     prefixes = _check_prefixes(block, text, states, transitions)
     _check_min_endpos(states, prefixes)
     _check_completeness(text, states, transitions, prefixes)
+    if block[layout.COUNT_WALK]:
+        _check_counts(block, states, prefixes)
 
 
 def _expect(condition: bool, problem: str) -> None:
@@ -40,18 +42,19 @@ def _regions(block: Int32Array) -> tuple[list[int], list[list[int]], list[list[i
     begin = layout.HEADER_SIZE + capacity
     middle = begin + state_capacity * layout.STATE_SIZE
     end = middle + capacity * layout.EDGE_SIZE
-    _expect(len(block) == end + 2 * capacity, f"block of {len(block)} instead of {end + 2 * capacity}")
+    whole = end + 2 * capacity + (state_capacity if block[layout.COUNT_WALK] else 0)
+    _expect(len(block) == whole, f"block of {len(block)} instead of {whole}")
     text = block[layout.HEADER_SIZE : layout.HEADER_SIZE + num_tokens].tolist()
     states = block[begin:middle].reshape(-1, layout.STATE_SIZE)[:num_states].tolist()
     edges = block[middle:end].reshape(-1, layout.EDGE_SIZE)[:num_edges].tolist()
-    indexed = sorted(slot - 1 for slot in block[end:].tolist() if slot)
+    indexed = sorted(slot - 1 for slot in block[end : end + 2 * capacity].tolist() if slot)
     _expect(indexed == list(range(num_edges)), "the hash index does not hold every edge once")
     return text, states, edges
 
 
 def _transitions(block: Int32Array, text: list[int], states: list[list[int]], edges: list[list[int]]) -> Transitions:
     """Read the transitions from the lists of edges, and find each edge again through the hash index."""
-    slots = block[len(block) - 2 * int(block[layout.CAPACITY]) :].tolist()
+    slots = layout.views(block)[3].tolist()
     transitions: Transitions = []
     seen = 0
     for number, state in enumerate(states):
@@ -148,3 +151,18 @@ def _check_completeness(
             state = states[state][layout.LINK]
     total = sum(map(len, transitions))
     _expect(total == len(followed), f"{total} transitions, the text has {len(followed)}")
+
+
+def _check_counts(block: Int32Array, states: list[list[int]], prefixes: list[int]) -> None:
+    """A count is exact where no walk was cut short, and never too high."""
+    exact, cut = [0] * len(states), False
+    for prefix in prefixes:
+        state, steps = prefix, 0
+        while state > layout.ROOT:
+            exact[state] += 1
+            state, steps = states[state][layout.LINK], steps + 1
+        cut = cut or steps > int(block[layout.COUNT_WALK])
+    found = layout.counts_of(block)[: len(states)].tolist()
+    for state in range(1, len(states)):
+        _expect(found[state] <= exact[state], f"state {state} counts {found[state]}, ends at {exact[state]} positions")
+        _expect(cut or found[state] == exact[state], f"state {state} counts {found[state]} instead of {exact[state]}")

@@ -9,6 +9,7 @@ Layout of a **block**, ``int32[...]``, one array so that a call into compiled co
     states  [state_capacity, 5]     LENGTH, LINK, MIN_ENDPOS, NEXT, EDGES
     edges   [capacity, 4]           SOURCE, TOKEN, TARGET, SIBLING
     slots   [2 * capacity]          hash index over edges: edge + 1, or 0 where free
+    counts  [state_capacity]        end positions of each state, as far as they are kept; only if COUNT_WALK > 0
 
 A state's first transition lies in the state itself: its token is the one after min_endpos, so only the target (NEXT) is
 stored. Most states have no other. The rest are edges, found by hash and listed for each state (EDGES, then SIBLING).
@@ -18,6 +19,10 @@ is checked once before each token and never runs out within one.
 `SEPARATOR` stands in the text before a document. It counts as a token that occurs nowhere else: nothing has a transition
 on it, so no match reaches from one document into the next, and every prefix of a document is a state of its own. Where a
 state's min_endpos is the end of a document, NEXT is free (ROOT), and all its transitions are edges.
+
+Counting costs a walk along the links for each token, to every suffix that ends there. On text that repeats itself without
+end the walk grows with the text, so it stops after COUNT_WALK links: short contexts are then counted too low, never too
+high, and the longest ones, which weigh most, exactly.
 """
 
 from __future__ import annotations
@@ -29,7 +34,7 @@ from outpace.errors import InputError
 from outpace.tree import Int32Array
 
 HEADER_SIZE = 16
-CAPACITY, STATE_CAPACITY, NUM_TOKENS, NUM_STATES, NUM_EDGES, LAST = range(6)
+CAPACITY, STATE_CAPACITY, NUM_TOKENS, NUM_STATES, NUM_EDGES, LAST, COUNT_WALK = range(7)
 STATE_SIZE = 5
 LENGTH, LINK, MIN_ENDPOS, NEXT, EDGES = range(STATE_SIZE)
 EDGE_SIZE = 4
@@ -48,12 +53,17 @@ _MIX_BOTH = np.uint64(0xD6E8FEB86659FD93)
 _HALF = np.uint64(32)
 
 
-def new_block(capacity: int) -> Int32Array:
-    """An empty automaton with room for at least ``capacity`` tokens."""
+def new_block(capacity: int, count_walk: int = 0) -> Int32Array:
+    """An empty automaton with room for at least ``capacity`` tokens.
+
+    Args:
+        capacity: Tokens.
+        count_walk: Links to follow for each token to keep counts; 0 for none.
+    """
     size = _MIN_CAPACITY
     while size < capacity:
         size *= 2
-    block = _allocate(size, size + size // 2)
+    block = _allocate(size, size + size // 2, count_walk)
     _start(block)
     return block
 
@@ -73,22 +83,22 @@ def extended(block: Int32Array, tokens: Int32Array, begin: int, end: int) -> Int
         block = _grown(block)
 
 
-def _allocate(capacity: int, state_capacity: int) -> Int32Array:
+def _allocate(capacity: int, state_capacity: int, count_walk: int) -> Int32Array:
     if capacity > _MAX_CAPACITY:
         raise InputError(f"a suffix automaton holds at most {_MAX_CAPACITY} tokens, {capacity} are needed")
     size = HEADER_SIZE + capacity + state_capacity * STATE_SIZE + capacity * EDGE_SIZE + 2 * capacity
-    block = np.zeros(size, np.int32)
-    block[CAPACITY], block[STATE_CAPACITY] = capacity, state_capacity
+    block = np.zeros(size + (state_capacity if count_walk else 0), np.int32)
+    block[CAPACITY], block[STATE_CAPACITY], block[COUNT_WALK] = capacity, state_capacity, count_walk
     return block
 
 
 def _grown(block: Int32Array) -> Int32Array:
     """A copy with more room: for twice as many tokens, or for the most states that its tokens can need."""
-    capacity = int(block[CAPACITY])
+    capacity, count_walk = int(block[CAPACITY]), int(block[COUNT_WALK])
     if block[NUM_TOKENS] == capacity:
-        larger = _allocate(2 * capacity, 3 * capacity)
+        larger = _allocate(2 * capacity, 3 * capacity, count_walk)
     else:
-        larger = _allocate(capacity, 2 * capacity + 2)
+        larger = _allocate(capacity, 2 * capacity + 2, count_walk)
     _copy_into(block, larger)
     return larger
 
@@ -104,8 +114,15 @@ def views(block: Int32Array) -> tuple[Int32Array, Int32Array, Int32Array, Int32A
         block[HEADER_SIZE:states],
         block[states:edges].reshape((state_capacity, STATE_SIZE)),
         block[edges:slots].reshape((capacity, EDGE_SIZE)),
-        block[slots:],
+        block[slots : slots + 2 * capacity],
     )
+
+
+@compiled
+def counts_of(block: Int32Array) -> Int32Array:
+    """``int32[state_capacity]``, end positions of each state; empty if they are not kept."""
+    capacity, state_capacity = np.int64(block[CAPACITY]), np.int64(block[STATE_CAPACITY])
+    return block[HEADER_SIZE + capacity + state_capacity * STATE_SIZE + capacity * (EDGE_SIZE + 2) :]
 
 
 @compiled
@@ -126,6 +143,8 @@ def _copy_into(block: Int32Array, larger: Int32Array) -> None:
     new_text[: block[NUM_TOKENS]] = text[: block[NUM_TOKENS]]
     new_states[: block[NUM_STATES]] = states[: block[NUM_STATES]]
     new_edges[: block[NUM_EDGES]] = edges[: block[NUM_EDGES]]
+    if block[COUNT_WALK]:
+        counts_of(larger)[: block[NUM_STATES]] = counts_of(block)[: block[NUM_STATES]]
     for edge in range(block[NUM_EDGES]):
         _index_edge(new_edges, new_slots, edge)
 
@@ -217,6 +236,9 @@ def _append(
         states[new, LINK] = target
         return
     clone = _add_state(block, states, states[state, LENGTH] + 1, states[target, MIN_ENDPOS])
+    if block[COUNT_WALK]:
+        counts = counts_of(block)
+        counts[clone] = counts[target]
     states[clone, NEXT] = states[target, NEXT]
     edge = states[target, EDGES]
     while edge != NO_EDGE:
@@ -234,6 +256,17 @@ def _append(
         else:
             break
         state = states[state, LINK]
+
+
+@compiled
+def _count(block: Int32Array, states: Int32Array, counts: Int32Array) -> None:
+    """One more end position for the longest of the text's suffixes."""
+    state = block[LAST]
+    for _ in range(block[COUNT_WALK]):
+        counts[state] += 1
+        state = states[state, LINK]
+        if state <= ROOT:
+            break
 
 
 @compiled
@@ -255,6 +288,7 @@ def extend_block(block: Int32Array, tokens: Int32Array, begin: int, end: int) ->
         Index of the first token that was not appended; ``end`` if all were; ``-1 - index`` of a negative token id.
     """
     text, states, edges, slots = views(block)
+    counts = counts_of(block)
     for i in range(begin, end):
         if block[NUM_TOKENS] == block[CAPACITY] or block[NUM_STATES] + 2 > block[STATE_CAPACITY]:
             return i
@@ -264,6 +298,8 @@ def extend_block(block: Int32Array, tokens: Int32Array, begin: int, end: int) ->
             _separate(block, text, states)
         else:
             return -1 - i
+        if len(counts):
+            _count(block, states, counts)
     return end
 
 

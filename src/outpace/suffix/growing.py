@@ -30,6 +30,7 @@ from outpace.suffix.block import (
     MIN_ENDPOS,
     NUM_STATES,
     NUM_TOKENS,
+    counts_of,
     extended,
     matched,
     new_block,
@@ -61,6 +62,7 @@ class GrowingAutomaton:
     Args:
         tokens: ``int32[n]``, the text so far.
         reserve: Tokens to leave room for beyond it.
+        count_walk: Keep counts of end positions, with a walk of at most this many links a token; 0 for no counts.
 
     Raises:
         InputError: A token id is negative.
@@ -68,9 +70,9 @@ class GrowingAutomaton:
 
     __slots__ = ("block",)
 
-    def __init__(self, tokens: Int32Array | SequenceOf[int] = (), reserve: int = 0) -> None:
+    def __init__(self, tokens: Int32Array | SequenceOf[int] = (), reserve: int = 0, count_walk: int = 0) -> None:
         text = np.ascontiguousarray(tokens, np.int32)
-        self.block = new_block(len(text) + reserve)
+        self.block = new_block(len(text) + reserve, count_walk)
         self.extend(text)
 
     def __len__(self) -> int:
@@ -121,6 +123,11 @@ class GrowingAutomaton:
             The same two for the text with ``token`` appended.
         """
         return transfer_block(self.block, state, length, token)
+
+    def count(self, state: int) -> int:
+        """End positions of the strings of ``state``; too low where walks were cut short, and 0 where none are kept."""
+        counts = counts_of(self.block)
+        return int(counts[state]) if len(counts) else 0
 
     def min_endpos(self, state: int) -> int:
         """Earliest position at which the strings of ``state`` end."""
