@@ -1,56 +1,32 @@
-"""Drafters by name.
+"""Drafters by name; `outpace.draft.spec` says how one is written down.
 
-A **spec** names a drafter and its options; a drafter that is made of others takes them in brackets::
-
-    spec    = name [ "(" option { "," option } ")" ] [ "[" spec { "," spec } "]" ]
-    option  = [ name "=" ] value                      # without a name: by position
-    value   = number | "true" | "false" | word
-
-Examples: ``suffix``, ``suffix(draft_size=20, full_draft=true)``, ``oracle(.3)``; and, once there are drafters that take
-others, ``sam[recycling]`` or ``merge[a, b(x=1)]``.
+What a spec can say of a drafter are the parameters of its class. Two are never options: ``parts`` takes the drafters in
+brackets, ``sources`` what was learned outside the request (`outpace.draft.sources.Sources`).
 """
 
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from outpace.draft.base import Drafter
 from outpace.draft.llma import LlmaDrafter
 from outpace.draft.lookup import LookupDrafter
 from outpace.draft.none import NoneDrafter
 from outpace.draft.oracle import Continuations, OracleDrafter
+from outpace.draft.spec import DrafterSpec, parse_drafter
 from outpace.draft.suffix import SuffixDrafter
 from outpace.errors import ConfigError, UnknownNameError
 
-Value = int | float | bool | str
+if TYPE_CHECKING:
+    from outpace.draft.sources import Sources
 
-_TOKEN = re.compile(r"\s*(?:([A-Za-z0-9_.+\-/]+)|([()\[\],=]))")
+__all__ = ["DrafterSpec", "available_drafters", "build_drafter", "parse_drafter"]
 
-
-@dataclass(frozen=True, slots=True)
-class DrafterSpec:
-    """A parsed spec; ``str`` gives its canonical form.
-
-    Attributes:
-        name: The drafter's name.
-        positional: Options without a name, in order.
-        options: Options by name.
-        parts: Specs of the drafters in brackets.
-    """
-
-    name: str
-    positional: tuple[Value, ...] = ()
-    options: tuple[tuple[str, Value], ...] = ()
-    parts: tuple[DrafterSpec, ...] = ()
-
-    def __str__(self) -> str:
-        shown = [_show(value) for value in self.positional] + [f"{name}={_show(value)}" for name, value in self.options]
-        options = f"({', '.join(shown)})" if shown else ""
-        parts = f"[{', '.join(map(str, self.parts))}]" if self.parts else ""
-        return self.name + options + parts
+_INJECTED = ("continuations", "parts", "sources")  # parameters that no spec can name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +34,20 @@ class _Entry:
     """A drafter that a spec can name.
 
     Attributes:
-        build: Makes it; its parameters are the options.
+        build: Makes it; its parameters are the options, but for those that are given by `build_drafter`.
         summary: One line on what it does.
         needs_continuations: Whether it can only draft what it was told.
+        least: Fewest drafters that it can be made of.
+        most: Most of them; 0 if it is not made of others.
+        default_parts: Their specs where the brackets are left out.
     """
 
     build: Callable[..., Drafter]
     summary: str
     needs_continuations: bool = False
+    least: int = 0
+    most: int = 0
+    default_parts: tuple[str, ...] = ()
 
 
 _DRAFTERS = {
@@ -91,17 +73,21 @@ def available_drafters(*, usable_only: bool = False) -> dict[str, str]:
     }
 
 
-def build_drafter(spec: str | Drafter | DrafterSpec, continuations: Continuations | None = None) -> Drafter:
-    """Make the drafter that a spec describes.
+def build_drafter(
+    spec: str | Drafter | DrafterSpec, continuations: Continuations | None = None, sources: Sources | None = None
+) -> Drafter:
+    """Make the drafter that a spec describes, and those that it is made of.
 
     Args:
-        spec: For instance ``"suffix(draft_size=20)"``. A drafter is returned as it is.
+        spec: For instance ``"suffix(draft_size=20)"`` or ``"merge[suffix, lookup]"``. A drafter is returned as it is.
         continuations: For each prompt, as a tuple of token ids, what follows it. ``oracle`` needs it, and so can only
             be built where the output is known before: in a replay, in a test. Other drafters never see it.
+        sources: Text outside the request, for the drafters that can use it; the same for all parts.
 
     Raises:
         UnknownNameError: No such drafter, or no such option of it.
-        ConfigError: The spec cannot be read, or an option's value does not fit.
+        ConfigError: The spec cannot be read, or an option's value or the number of parts does not fit. Where a part is
+            to blame, the message ends with the whole spec.
     """
     if isinstance(spec, Drafter):
         return spec
@@ -111,40 +97,53 @@ def build_drafter(spec: str | Drafter | DrafterSpec, continuations: Continuation
     if not isinstance(given, DrafterSpec):
         found = given.__name__ if isinstance(given, type) else type(given).__name__
         raise ConfigError(f"drafter must be a name or an instance of Drafter, found {found}")
+    injected = {"continuations": continuations, "sources": sources}
+    if not spec.parts:
+        return _build(spec, injected)
+    try:
+        return _build(spec, injected)
+    except UnknownNameError as error:
+        raise UnknownNameError(error.kind, error.name, error.known, f"In drafter '{spec}'.") from None
+    except ConfigError as error:
+        raise ConfigError(f"{error} (in drafter '{spec}')") from error
+
+
+def _build(spec: DrafterSpec, injected: dict[str, Any]) -> Drafter:
+    """One drafter and its parts; ``injected`` holds what a spec cannot say."""
     if spec.name not in _DRAFTERS:
         raise UnknownNameError("drafter", spec.name, _DRAFTERS)
     entry = _DRAFTERS[spec.name]
-    if spec.parts:
-        raise ConfigError(f"drafter {spec.name!r} is not made of other drafters: leave out [{spec.parts[0]}...]")
-    if entry.needs_continuations and continuations is None:
+    if entry.needs_continuations and injected["continuations"] is None:
         raise ConfigError(
             f"drafter {spec.name!r} drafts outputs that are known before; it works in `outpace replay` and in tests"
         )
-    options = _bind_options(spec, entry)
-    if entry.needs_continuations and continuations is not None:
-        options["continuations"] = continuations
+    options: dict[str, Any] = _bind_options(spec, entry)
+    parts = _part_specs(spec, entry)
+    taken = inspect.signature(entry.build).parameters
+    options |= {name: value for name, value in injected.items() if name in taken}
+    if "parts" in taken:
+        options["parts"] = [_build(part, injected) for part in parts]
     return entry.build(**options)
 
 
-def parse_drafter(spec: str) -> DrafterSpec:
-    """Read a spec without looking at which drafters exist.
+def _part_specs(spec: DrafterSpec, entry: _Entry) -> SequenceOf[DrafterSpec]:
+    """The drafters in brackets, or those that stand for none."""
+    if entry.most == 0 and spec.parts:
+        raise ConfigError(f"drafter {spec.name!r} is not made of other drafters: leave out [{spec.parts[0]}...]")
+    parts = spec.parts or tuple(map(parse_drafter, entry.default_parts))
+    if not entry.least <= len(parts) <= entry.most:
+        allowed = str(entry.most) if entry.least == entry.most else f"{entry.least} to {entry.most}"
+        raise ConfigError(f"drafter {spec.name!r} is made of {allowed} others, in brackets; found {len(parts)}")
+    return parts
 
-    Raises:
-        ConfigError: It does not follow the grammar; says where.
-    """
-    parser = _Parser(spec)
-    parsed = parser.spec()
-    parser.expect_end()
-    return parsed
 
-
-def _bind_options(spec: DrafterSpec, entry: _Entry) -> dict[str, Value | Continuations]:
-    parameters = [p for p in inspect.signature(entry.build).parameters.values() if p.name != "continuations"]
+def _bind_options(spec: DrafterSpec, entry: _Entry) -> dict[str, Any]:
+    parameters = [p for p in inspect.signature(entry.build).parameters.values() if p.name not in _INJECTED]
     names = [p.name for p in parameters]
     if len(spec.positional) > len(names):
         takes = f"takes {len(names)} options ({', '.join(names)})" if names else "takes no options"
         raise ConfigError(f"drafter {spec.name!r} {takes}, found {len(spec.positional)}")
-    bound: dict[str, Value | Continuations] = dict(zip(names, spec.positional, strict=False))
+    bound: dict[str, Any] = dict(zip(names, spec.positional, strict=False))
     for name, value in spec.options:
         if name not in names:
             raise UnknownNameError(f"option of drafter {spec.name!r}", name, names)
@@ -155,79 +154,3 @@ def _bind_options(spec: DrafterSpec, entry: _Entry) -> dict[str, Value | Continu
         if parameter.default is inspect.Parameter.empty and parameter.name not in bound:
             raise ConfigError(f"drafter {spec.name!r} needs option {parameter.name}, as in {spec.name}(.3)")
     return bound
-
-
-def _show(value: Value) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _value(word: str) -> Value:
-    if word.lower() in ("true", "false"):
-        return word.lower() == "true"
-    for convert in (int, float):
-        try:
-            return convert(word)
-        except ValueError:
-            continue
-    return word
-
-
-class _Parser:
-    """Recursive descent over one spec."""
-
-    def __init__(self, text: str) -> None:
-        self.text, self.at = text, 0
-
-    def spec(self) -> DrafterSpec:
-        name = self._word("the name of a drafter")
-        positional: list[Value] = []
-        options: list[tuple[str, Value]] = []
-        if self._take("("):
-            while not self._take(")"):
-                if positional or options:
-                    self._need(",", "',' or ')'")
-                word = self._word("an option")
-                if self._take("="):
-                    options.append((word, _value(self._word("a value"))))
-                elif options:
-                    raise self._problem("an option with a name (options by position come first)")
-                else:
-                    positional.append(_value(word))
-        parts: list[DrafterSpec] = []
-        if self._take("["):
-            parts.append(self.spec())
-            while not self._take("]"):
-                self._need(",", "',' or ']'")
-                parts.append(self.spec())
-        return DrafterSpec(name, tuple(positional), tuple(options), tuple(parts))
-
-    def expect_end(self) -> None:
-        if self.text[self.at :].strip():
-            raise self._problem("nothing more")
-
-    def _next(self) -> tuple[str | None, str | None, int]:
-        """The next word or sign, and where it ends."""
-        match = _TOKEN.match(self.text, self.at)
-        return (match[1], match[2], match.end()) if match else (None, None, self.at)
-
-    def _take(self, sign: str) -> bool:
-        _, found, end = self._next()
-        if found == sign:
-            self.at = end
-        return found == sign
-
-    def _need(self, sign: str, wanted: str) -> None:
-        if not self._take(sign):
-            raise self._problem(wanted)
-
-    def _word(self, wanted: str) -> str:
-        word, _, end = self._next()
-        if word is None:
-            raise self._problem(wanted)
-        self.at = end
-        return word
-
-    def _problem(self, wanted: str) -> ConfigError:
-        rest = self.text[self.at :].strip()
-        found = repr(rest) if rest else "the end"
-        return ConfigError(f"drafter {self.text!r}: expected {wanted}, found {found}")

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from outpace.draft import available_drafters, build_drafter
+from outpace.draft import Drafter, NoneDrafter, available_drafters, build_drafter, registry
 from outpace.draft.lookup import LookupDrafter
 from outpace.draft.oracle import OracleDrafter
 from outpace.draft.registry import DrafterSpec, parse_drafter
@@ -84,5 +87,65 @@ def test_unknown_names_say_what_is_close() -> None:
     ],
 )
 def test_broken_specs_say_where(spec: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build_drafter(spec)
+
+
+class Composed(NoneDrafter):
+    """Keeps what it was given."""
+
+    name = "composed"
+
+    def __init__(self, size: int = 3, *, parts: Sequence[Drafter] = (), sources: Any = None) -> None:
+        super().__init__()
+        self.size, self.parts, self.sources = size, list(parts), sources
+
+
+@pytest.fixture
+def composed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entry = registry._Entry(Composed, "made of others", least=1, most=2, default_parts=("lookup(2)",))
+    monkeypatch.setitem(registry._DRAFTERS, "composed-of", entry)
+    monkeypatch.setitem(registry._DRAFTERS, "pair", registry._Entry(Composed, "made of two", least=2, most=2))
+
+
+def built(spec: str, **given: Any) -> Composed:
+    drafter = build_drafter(spec, **given)
+    assert isinstance(drafter, Composed)
+    return drafter
+
+
+@pytest.mark.usefixtures("composed")
+def test_parts_are_built_recursively_and_share_sources() -> None:
+    sources = object()
+    outer = built("composed-of(7)[composed-of[suffix(9), none], oracle(.3)]", sources=sources, continuations={})
+    inner, oracle = outer.parts
+    assert (outer.size, outer.sources) == (7, sources)
+    assert isinstance(inner, Composed)
+    assert (inner.size, inner.sources) == (3, sources)
+    assert [part.name for part in inner.parts] == ["suffix", "none"]
+    assert isinstance(inner.parts[0], SuffixDrafter)
+    assert inner.parts[0].draft_size == 9
+    assert isinstance(oracle, OracleDrafter)
+    [default] = built("composed-of(size=4)").parts
+    assert isinstance(default, LookupDrafter)
+    assert default.longest == 2
+
+
+@pytest.mark.usefixtures("composed")
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        ("composed-of[none, none, none]", r"'composed-of' is made of 1 to 2 others, in brackets; found 3"),
+        ("pair", "'pair' is made of 2 others, in brackets; found 0$"),
+        ("composed-of[suffix[none]]", r"not made of other drafters.*\(in drafter 'composed-of\[suffix\[none\]\]'\)"),
+        ("pair[none, sufix]", r"unknown drafter 'sufix'; did you mean 'suffix'.*In drafter 'pair\[none, sufix\]'"),
+        ("pair[none, suffix(0)]", r"suffix: draft_size must be .* \(in drafter 'pair\[none, suffix\(0\)\]'\)"),
+        ("pair[none, oracle(.3)]", "outpace replay"),
+        ("composed-of(parts=3)", "unknown option of drafter 'composed-of' 'parts'"),
+        ("composed-of(sources=3)", "unknown option of drafter 'composed-of' 'sources'"),
+        ("composed-of(3, 4)", "takes 1 options"),
+    ],
+)
+def test_parts_that_do_not_fit_are_named(spec: str, problem: str) -> None:
     with pytest.raises(ConfigError, match=problem):
         build_drafter(spec)
