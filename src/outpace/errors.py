@@ -7,7 +7,8 @@
     │   └── UnknownNameError              a name that does not exist; says what exists and what is close
     ├── InputError (ValueError)           the text, tokens or file that the user gave
     │   ├── PromptError                   empty, too long for the context, not decodable
-    │   └── TraceFormatError              a broken line in a trace or prompt file, as file:line
+    │   ├── TraceFormatError              a broken line in a trace or prompt file, as file:line
+    │   └── CorpusError                   a corpus that cannot be opened: damaged, another version, another tokenizer
     ├── ModelError                        the checkpoint or the module behind it
     │   ├── CheckpointError               cannot be read: missing shard, no such folder or hub id
     │   ├── UnsupportedModelError         loads, but cannot be run packed; says which probe failed
@@ -85,6 +86,10 @@ class TraceFormatError(InputError):
     def __init__(self, path: str, line: int, problem: str) -> None:
         self.path, self.line = path, line
         super().__init__(f"{path}:{line}: {problem}")
+
+
+class CorpusError(InputError):
+    """A corpus, or a file of one, that cannot be opened: damaged, of another format version or of another tokenizer."""
 
 
 class ModelError(OutpaceError):
