@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 
 from outpace.errors import ConfigError, InputError, TraceFormatError
+from outpace.tokenizers import Encode
 from outpace.tree import Int32Array
-
-Encode = Callable[[str], list[int]]
 
 _JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
 _LARGEST_TOKEN = 2**31 - 1
@@ -73,45 +72,6 @@ def read_traces(path: str | Path, encode: Encode | None = None) -> Iterator[Trac
             yield _read_line(str(path), number, line)
     if not found:
         raise TraceFormatError(str(path), 1, "expected traces, one JSON object a line, found an empty file")
-
-
-def load_encoder(tokenizer: str) -> Encode:
-    """The function that turns text into token ids, without special tokens.
-
-    Args:
-        tokenizer: A SentencePiece file (.model), or a folder or hub id for Transformers.
-
-    Raises:
-        ConfigError: It cannot be loaded.
-    """
-    if tokenizer.endswith(".model"):
-        return _load_sentencepiece(tokenizer)
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(tokenizer)
-    except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"cannot load tokenizer {tokenizer!r}: {_first_line(error)}") from error
-    return lambda text: list(loaded(text, add_special_tokens=False, verbose=False)["input_ids"])
-
-
-def _load_sentencepiece(path: str) -> Encode:
-    try:
-        import sentencepiece
-    except ImportError as error:
-        raise ConfigError(
-            f"tokenizer {path!r} is a SentencePiece file: pip install 'outpace[sentencepiece]', or name a folder or "
-            "hub id for Transformers"
-        ) from error
-    try:
-        loaded = sentencepiece.SentencePieceProcessor(model_file=path)
-    except (OSError, RuntimeError) as error:
-        raise ConfigError(f"cannot load tokenizer {path!r}: {_first_line(error)}") from error
-    return lambda text: list(loaded.encode(text))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 def _read_text(path: Path, content: bytes, encode: Encode | None) -> Trace:

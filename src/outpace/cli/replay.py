@@ -47,7 +47,8 @@ def replay(
     from rich.progress import track
 
     from outpace.bench.replay import start_replay
-    from outpace.bench.traces import load_encoder, read_traces
+    from outpace.bench.traces import read_traces
+    from outpace.tokenizers import load_encoder
 
     console = err_console()
     encode = load_encoder(tokenizer) if tokenizer is not None else None

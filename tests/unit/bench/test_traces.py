@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from datafiles import data_path
-from outpace.bench.traces import load_encoder, read_traces
+from outpace.bench.traces import read_traces
 from outpace.errors import ConfigError, InputError, TraceFormatError
 
 GOOD = {"prompt_ids": [1, 2], "output_ids": [3, 2], "category": "qa", "id": 7, "turn": 1, "model": "m"}
@@ -77,31 +75,3 @@ def test_plain_text_that_cannot_be_used(tmp_path: Path) -> None:
     path.write_text("x")
     with pytest.raises(TraceFormatError, match="at least 2 tokens, found 1"):
         list(read_traces(path, letters))
-
-
-@pytest.mark.data
-def test_sentencepiece_file() -> None:
-    pytest.importorskip("sentencepiece")
-    encode = load_encoder(str(data_path("tokenizers", "llama.model")))
-    assert encode("Hello world") == [15043, 3186]  # no special tokens
-
-
-def test_tokenizer_folder(tmp_path: Path) -> None:
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path)
-    assert load_encoder(str(tmp_path))("to be or to be") == [1, 2, 0, 1, 2]
-
-
-def test_tokenizers_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "broken.model").write_bytes(b"no model")
-    with pytest.raises(ConfigError, match=r"cannot load tokenizer .*broken\.model"):
-        load_encoder(str(tmp_path / "broken.model"))
-    with pytest.raises(ConfigError, match="cannot load tokenizer"):
-        load_encoder(str(tmp_path / "no-such-folder"))
-    monkeypatch.setitem(sys.modules, "sentencepiece", None)
-    with pytest.raises(ConfigError, match=r"pip install 'outpace\[sentencepiece\]'"):
-        load_encoder(str(tmp_path / "broken.model"))

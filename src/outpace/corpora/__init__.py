@@ -1,0 +1,1 @@
+"""Building corpora: documents in, token ids, frozen automata in a folder."""
