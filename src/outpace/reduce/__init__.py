@@ -1,6 +1,7 @@
 """Reduction: verify only what is likely. Drafters propose; `select` alone cuts."""
 
+from outpace.reduce.calibrate import Calibrator
 from outpace.reduce.guard import Guard
 from outpace.reduce.select import select
 
-__all__ = ["Guard", "select"]
+__all__ = ["Calibrator", "Guard", "select"]
