@@ -17,6 +17,7 @@ from outpace.draft.llma import LlmaDrafter
 from outpace.draft.lookup import LookupDrafter
 from outpace.draft.none import NoneDrafter
 from outpace.draft.oracle import Continuations, OracleDrafter
+from outpace.draft.recycling import RecyclingDrafter
 from outpace.draft.spec import DrafterSpec, parse_drafter
 from outpace.draft.suffix import SuffixDrafter
 from outpace.errors import ConfigError, UnknownNameError
@@ -55,6 +56,7 @@ _DRAFTERS = {
     "lookup": _Entry(LookupDrafter, "prompt lookup decoding: n-grams of 3 down to 1 tokens, first match, 10 tokens"),
     "llma": _Entry(LlmaDrafter, "LLMA: copies 7 tokens after a match of at least 2"),
     "suffix": _Entry(SuffixDrafter, "SAM-Decoding's automaton: the longest match in the request's own text, 40 tokens"),
+    "recycling": _Entry(RecyclingDrafter, "Token Recycling: the model's own candidates after each token, a tree of 80"),
     "oracle": _Entry(OracleDrafter, "for tests: random trees that hold the known output, oracle(.3)", True),
 }
 
