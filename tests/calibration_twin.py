@@ -73,14 +73,14 @@ class SlowCalibrator:
             self.kinds = known
             for term, weight in self.shares(log_prob, kind, depth).items():
                 slopes[term] += weight * (right - p)
-                curvatures[term] += weight * max(p * (1 - p), 0.07)
+                curvatures[term] += weight * max(p * (1 - p), 0.02)
         self.kinds |= seen
         for term in set(self.terms) | set(slopes):
             if term[0] in seen:
                 name = term[1]
                 faded = FADING[name] * self.curvatures[term]
                 slope = slopes[term] - (1 - FADING[name]) * PRIOR[name] * self.terms[term]
-                self.terms[term] += slope / (faded + 4 * curvatures[term] + PRIOR[name])
+                self.terms[term] += float(np.clip(slope / (faded + 4 * curvatures[term] + PRIOR[name]), -1, 1))
                 self.curvatures[term] = faded + curvatures[term]
 
     @staticmethod

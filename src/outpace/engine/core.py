@@ -18,7 +18,7 @@ from outpace.engine.request import Request
 from outpace.engine.scheduler import Batch, Scheduler
 from outpace.errors import ArenaFullError, DrafterError, ModelError, OutpaceError
 from outpace.model import KVArena, StepPlan, Target, available_rows
-from outpace.reduce import Guard, select
+from outpace.reduce import Calibrator, Guard, select
 from outpace.tree import DraftTrees, Int32Array, Verdicts
 from outpace.verify import Verification, verify
 
@@ -47,6 +47,7 @@ class EngineCore:
         )
         self.requests: dict[str, list[Request]] = {}
         self.undelivered: list[Progress] = []
+        self._calibrator = Calibrator()
         self._guard = Guard() if config.guard else None
         self._next_key = 0
         self._total = Figures()
@@ -118,7 +119,7 @@ class EngineCore:
     def _reduce(self, batch: Batch, drafted: DraftTrees, depth_limits: Int32Array) -> DraftTrees:
         if drafted.num_nodes == 0:
             return drafted
-        trees = select(drafted, self.config.max_nodes, max_depth=depth_limits)
+        trees = select(self._calibrator.apply(drafted), self.config.max_nodes, max_depth=depth_limits)
         if self._guard is None:
             return trees
         return select(
@@ -191,12 +192,9 @@ class EngineCore:
         draft_seconds: float,
     ) -> None:
         parts.update_figures(batch, drafted.sizes, trees.sizes, verdicts, seconds, draft_seconds)
-        if self._guard is None:
-            return
-        if batch.is_plain_decoding:
+        self._calibrator.record(drafted, verdicts)
+        if self._guard is not None and batch.is_plain_decoding:
             self._guard.record_step(len(batch.requests), plan.num_tokens, seconds - draft_seconds, draft_seconds)
-        if drafted.num_nodes:
-            self._guard.record_verdicts(drafted, verdicts)
 
     def _deliver(self, batch: Batch, committed: parts.Committed) -> None:
         for b, request in enumerate(batch.requests):

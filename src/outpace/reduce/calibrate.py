@@ -11,7 +11,8 @@ and follow the request of the moment. Every term is drawn towards 0, and all tow
 evidence the estimate stays as it is, and a depth that was hardly seen shares what is known of its origin.
 
 Terms are learned online by a step of Newton's method on the log loss, one for each term and step, with curvatures that fade
-as the evidence does (the diagonal of a recursive logistic regression with forgetting). What a batch shows is one step, whatever its size.
+as the evidence does: the diagonal of a recursive logistic regression with forgetting. What a batch shows is one step,
+whatever its size.
 
 Example: estimates of 0.5 of which three in four are accepted end near 0.75, and those of 0.9 of the same origin, of which
 nothing was seen, a little higher than before.
@@ -35,7 +36,8 @@ _WIDTH = 0.5  # between two knots, in logits: they reach from 0.003 to 0.997
 _SUREST = 7.0  # logit at which an estimate is as good as 1 (0.9991)
 _DEPTHS = 5  # classes: 1, 2, 3-4, 5-8, 9 and deeper
 _TERMS = 4  # that add up in one correction
-_LEAST_CURVATURE = 0.07  # of one trial, where p (1 - p) is smaller: no leap after one surprise
+_LEAST_CURVATURE = 0.02  # of one trial, where p (1 - p) is smaller
+_LONGEST_MOVE = 1.0  # of a term in a step, in logits: no leap after one surprise
 
 # Columns of a kind: the knots, the depth classes, now, now by depth class.
 _BY_DEPTH = _BUCKETS
@@ -254,7 +256,8 @@ def _move(state: _Float64Array, kind: int) -> None:
         faded, added = fading * state[kind, _CURVATURE, column], state[kind, _CURVATURE_SUM, column]
         slope = state[kind, _SLOPE_SUM, column] - (1.0 - fading) * prior * term
         # All terms answer the same trials, so each goes a part of the way: else a large batch would overshoot.
-        state[kind, _TERM, column] = term + slope / (faded + _TERMS * added + prior)
+        move = slope / (faded + _TERMS * added + prior)
+        state[kind, _TERM, column] = term + min(max(move, -_LONGEST_MOVE), _LONGEST_MOVE)
         state[kind, _CURVATURE, column] = faded + added
         state[kind, _SLOPE_SUM, column] = 0.0
         state[kind, _CURVATURE_SUM, column] = 0.0

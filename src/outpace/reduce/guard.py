@@ -1,8 +1,8 @@
 """A first guard against drafts that do not pay.
 
-It keeps two online estimates: how long a step takes by the number of packed tokens, and how far the drafters'
-``log_probs`` can be trusted, by origin and depth. From them it finds how many nodes, over the whole batch, maximise the
-expected committed tokens per second; that may be none.
+It keeps an online estimate of how long a step takes by the number of packed tokens. From it and from the nodes' estimated
+probabilities, which `Calibrator` has corrected before, it finds how many nodes, over the whole batch, maximise the expected
+committed tokens per second; that may be none.
 
 The estimates only ever decide how much is verified. What is committed does not depend on them.
 """
@@ -13,12 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from outpace._compile import compiled
-from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array, UInt32Array, Verdicts, node_depths
+from outpace.tree import BoolArray, DraftTrees, Float32Array, Int32Array
 
-_NUM_ORIGINS = 32
-_DEPTH_CLASSES = 5  # 1, 2, 3-4, 5-8, 9 and deeper
-_FADING = 0.995  # weight of a trial one step later: about 200 steps are remembered
-_PRIOR = 4.0  # trials that the pooled estimate counts for
 _SAMPLES = 9  # step times kept for each size
 _WARM_UP = 3  # plain steps before the first draft, so that there is something to compare with
 _LONGEST_PATIENCE = 512  # drafted steps for which an estimate is trusted at the most
@@ -95,8 +91,6 @@ class Guard:
 
     def __init__(self) -> None:
         self._times: dict[int, StepTimes] = {}
-        self._expected = np.zeros((_NUM_ORIGINS, _DEPTH_CLASSES))
-        self._accepted = np.zeros((_NUM_ORIGINS, _DEPTH_CLASSES))
         self._draft_seconds = 0.0
         self._now = 0
 
@@ -106,7 +100,7 @@ class Guard:
         The cost of a prompt that is computed in the same step is left out, which makes nodes look dearer than they are.
 
         Args:
-            trees: What was drafted, with ``log_probs``. Trees of sequences that do not decode are empty.
+            trees: What may be verified, with corrected ``log_probs``. Trees of sequences that do not decode are empty.
             num_decoding: Sequences that decode, each with one pending token: the packed tokens of the plain step.
             beside_prefill: Whether prompts are computed in the same step. Its time would say nothing about a plain step, so
                 none is asked for; where no plain step was measured, everything is verified.
@@ -125,12 +119,10 @@ class Guard:
         gains = np.concatenate([[0.0], self.expected_gains(trees)])
         return int(np.argmax((num_decoding + gains) / seconds))
 
-    def expected_gains(self, trees: DraftTrees) -> npt.NDArray[np.float64]:
+    @staticmethod
+    def expected_gains(trees: DraftTrees) -> npt.NDArray[np.float64]:
         """``float64[n]``: expected accepted nodes if the best 1, 2, ... n nodes of the batch are verified."""
-        ratios = self._ratios()
-        depths = node_depths(trees.offsets, trees.parents)
-        order, reach = _calibrated(trees.offsets, trees.parents, trees.log_probs, trees.origins, depths, ratios)
-        return np.cumsum(reach[order])
+        return _summed_best(trees.offsets, trees.parents, trees.log_probs)
 
     def record_step(self, batch_size: int, num_tokens: int, seconds: float, draft_seconds: float) -> None:
         """Take note of how long a step without prefill took.
@@ -144,37 +136,8 @@ class Guard:
         self._times_of(batch_size).record(num_tokens, seconds, self._now)
         self._draft_seconds += 0.1 * (draft_seconds - self._draft_seconds)
 
-    def record_verdicts(self, trees: DraftTrees, verdicts: Verdicts) -> None:
-        """Take note of which nodes the committed tokens confirm.
-
-        Args:
-            trees: As drafted, before any cut: what was cut is judged too, as far as the committed tokens reach.
-            verdicts: What was committed.
-        """
-        self._expected *= _FADING
-        self._accepted *= _FADING
-        depths = node_depths(trees.offsets, trees.parents)
-        _judge(
-            trees.offsets,
-            trees.tokens,
-            trees.parents,
-            trees.log_probs,
-            trees.origins,
-            depths,
-            verdicts.token_offsets,
-            verdicts.tokens,
-            self._expected,
-            self._accepted,
-        )
-
     def _times_of(self, batch_size: int) -> StepTimes:
         return self._times.setdefault(_slot(batch_size), StepTimes())
-
-    def _ratios(self) -> npt.NDArray[np.float64]:
-        """``float64[origins, depth classes]``: observed over expected acceptance, drawn to the origin's mean and to 1."""
-        pooled = (self._accepted.sum(1) + _PRIOR) / (self._expected.sum(1) + _PRIOR)
-        ratios: npt.NDArray[np.float64] = (self._accepted + _PRIOR * pooled[:, None]) / (self._expected + _PRIOR)
-        return ratios
 
 
 def _slot(num_tokens: int) -> int:
@@ -182,70 +145,12 @@ def _slot(num_tokens: int) -> int:
 
 
 @compiled
-def _depth_class(depth: int) -> int:
-    if depth <= 2:
-        return depth - 1
-    if depth <= 4:
-        return 2
-    return 3 if depth <= 8 else 4
-
-
-@compiled
-def _origin_index(bits: int) -> int:
-    """Lowest set bit: a merged node counts for the first of its origins."""
-    for index in range(_NUM_ORIGINS):
-        if (bits >> index) & 1:
-            return index
-    return 0
-
-
-@compiled
-def _calibrated(
-    offsets: Int32Array,
-    parents: Int32Array,
-    log_probs: Float32Array,
-    origins: UInt32Array,
-    depths: Int32Array,
-    ratios: npt.NDArray[np.float64],
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Order in which `select` keeps nodes, and each node's calibrated probability of being reached."""
-    raw = np.empty(len(parents), np.float64)
+def _summed_best(offsets: Int32Array, parents: Int32Array, log_probs: Float32Array) -> npt.NDArray[np.float64]:
+    """Sums of path probabilities, the largest first."""
     reach = np.empty(len(parents), np.float64)
     for b in range(len(offsets) - 1):
         begin = offsets[b]
         for node in range(begin, offsets[b + 1]):
             parent = parents[node]
-            above_raw = 0.0 if parent < 0 else raw[begin + parent]
-            above = 1.0 if parent < 0 else reach[begin + parent]
-            ratio = ratios[_origin_index(origins[node]), _depth_class(depths[node])]
-            raw[node] = above_raw - log_probs[node]
-            reach[node] = above * min(1.0, np.exp(log_probs[node]) * ratio)
-    return np.argsort(raw, kind="mergesort"), reach
-
-
-@compiled
-def _judge(
-    offsets: Int32Array,
-    tokens: Int32Array,
-    parents: Int32Array,
-    log_probs: Float32Array,
-    origins: UInt32Array,
-    depths: Int32Array,
-    token_offsets: Int32Array,
-    committed: Int32Array,
-    expected: npt.NDArray[np.float64],
-    accepted: npt.NDArray[np.float64],
-) -> None:
-    for b in range(len(offsets) - 1):
-        begin, end = offsets[b], offsets[b + 1]
-        confirmed: BoolArray = np.zeros(end - begin, np.bool_)
-        count = token_offsets[b + 1] - token_offsets[b]
-        for node in range(begin, end):
-            parent, depth = parents[node], depths[node]
-            if depth > count or (parent >= 0 and not confirmed[parent]):
-                continue
-            origin, row = _origin_index(origins[node]), _depth_class(depth)
-            expected[origin, row] += np.exp(log_probs[node])
-            if tokens[node] == committed[token_offsets[b] + depth - 1]:
-                confirmed[node - begin] = True
-                accepted[origin, row] += 1.0
+            reach[node] = np.exp(log_probs[node]) * (1.0 if parent < 0 else reach[begin + parent])
+    return np.cumsum(np.sort(reach)[::-1])

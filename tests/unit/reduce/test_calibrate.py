@@ -141,7 +141,7 @@ def test_what_was_not_reached_is_not_judged() -> None:
 
 def test_a_large_batch_does_not_overshoot() -> None:
     calibrator, trees = Calibrator(), chain(0.5, 40, batch=64)
-    for _ in range(20):
+    for _ in range(60):
         calibrator.record(trees, verdicts_of([list(range(40))] * 48 + [[]] * 16, [[*range(40), 9]] * 48 + [[99]] * 16))
         found = probs(calibrator, trees)
         assert found[0] == pytest.approx(0.75, abs=0.2)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.reduce import Guard, select
+from outpace.reduce import Calibrator, Guard, select
 from outpace.reduce.guard import StepTimes
 from outpace.tree import DraftTrees, Origin, Verdicts
 from outpace.verify import verdicts_of
@@ -52,17 +52,19 @@ def run(
     true_counts: Callable[[int], int],
     steps: int,
     draft_seconds: float = 0.0,
+    calibrator: Calibrator | None = None,
 ) -> list[int]:
     """What the guard allows, step after step; `true_counts(step)` nodes of each chain are right."""
     batch = trees.batch_size
+    calibrator = calibrator or Calibrator()
     allowed = []
     for step in range(steps):
-        limit = guard.limit(trees, batch)
+        limit = guard.limit(calibrator.apply(trees), batch)
         assert 0 <= limit <= trees.num_nodes
         allowed.append(limit)
         verified = select(trees, NODES, total=limit)
         guard.record_step(batch, batch + limit, cost(batch + limit), draft_seconds)
-        guard.record_verdicts(trees, accept(verified, [true_counts(step)] * batch))
+        calibrator.record(trees, accept(verified, [true_counts(step)] * batch))
     return allowed
 
 
@@ -90,7 +92,8 @@ def test_nodes_that_cost_as_much_as_a_step_are_cut_to_none(batch: int) -> None:
 
 def test_right_drafts_are_kept_where_nodes_cost_half_a_step() -> None:
     allowed = run(Guard(), chains(p=0.99), lambda n: 0.010 + 0.005 * (n - 1), lambda _: NODES, 500)
-    assert np.mean(allowed[-100:]) > 0.9 * NODES
+    # 13 nodes give 1.867 tokens for the time of one, all 16 give 1.889: estimates stay a little under 1.
+    assert np.mean(allowed[-100:]) > 0.8 * NODES
 
 
 def test_never_accepted_drafts_end_where_nodes_cost_anything() -> None:
@@ -105,19 +108,19 @@ def test_a_step_in_the_time_curve_is_found() -> None:
 
 
 def test_drafts_come_back_when_the_machine_has_become_faster() -> None:
-    guard = Guard()
-    slow = run(guard, chains(p=0.5), steep, lambda step: step % 2, 1000)
+    guard, calibrator = Guard(), Calibrator()
+    slow = run(guard, chains(p=0.5), steep, lambda step: step % 2, 1000, calibrator=calibrator)
     assert share_of_plain_steps(slow[-100:]) > 0.9
-    fast = run(guard, chains(p=0.5), flat, lambda step: step % 2, 2500)
+    fast = run(guard, chains(p=0.5), flat, lambda step: step % 2, 2500, calibrator=calibrator)
     assert share_of_plain_steps(fast[-500:]) < 0.05
 
 
 def test_drafts_end_when_plain_steps_turn_out_faster_than_they_seemed() -> None:
-    guard = Guard()
+    guard, calibrator = Guard(), Calibrator()
     # The first plain steps are slow (caches are cold), so everything behind them looks free.
-    cold = run(guard, chains(p=0.5), lambda n: 0.100, lambda step: step % 2, 4)
+    cold = run(guard, chains(p=0.5), lambda n: 0.100, lambda step: step % 2, 4, calibrator=calibrator)
     assert cold[-1] == NODES
-    warm = run(guard, chains(p=0.5), steep, lambda step: step % 2, 1500)
+    warm = run(guard, chains(p=0.5), steep, lambda step: step % 2, 1500, calibrator=calibrator)
     assert share_of_plain_steps(warm[-500:]) > 0.9
 
 
@@ -139,53 +142,6 @@ def test_drafting_time_is_no_reason_to_verify_less() -> None:
     assert share_of_plain_steps(allowed[3:]) < 0.1
 
 
-def test_cut_drafts_are_judged_as_far_as_the_committed_tokens_reach() -> None:
-    guard = Guard()
-    trees = chains(p=0.5)
-    before = guard.expected_gains(trees)[0]
-    assert before == pytest.approx(0.5)
-    for _ in range(100):  # nothing is verified, and the model's own token is the first node's every time
-        guard.record_verdicts(trees, verdicts_of([[]], [[0]]))
-    assert guard.expected_gains(trees)[0] > 0.95
-    for _ in range(300):
-        guard.record_verdicts(trees, verdicts_of([[]], [[7]]))
-    assert guard.expected_gains(trees)[0] < 0.15
-
-
-def test_nodes_under_a_wrong_one_are_not_judged() -> None:
-    guard = Guard()
-    trees = chains(p=0.5)
-    for _ in range(200):
-        guard.record_verdicts(trees, verdicts_of([[]], [[7, 1, 2]]))  # 1 and 2 come after 7, not after 0
-    # Depth 1 was judged and never right; deeper nodes of this origin only share its mean.
-    depth_1 = guard.expected_gains(chains(nodes=1, p=0.5))[0]
-    assert depth_1 < 0.05
-    assert np.all(np.diff(guard._expected[2]) <= 0)
-    assert guard._expected[2, 1] == 0
-
-
-def test_calibration_is_by_origin() -> None:
-    guard = Guard()
-    good, bad = chains(p=0.5, origin=Origin.LOOKUP), chains(p=0.5, origin=Origin.LLMA)
-    for _ in range(200):
-        guard.record_verdicts(good, accept(good, [NODES]))
-        guard.record_verdicts(bad, accept(bad, [0]))
-    assert guard.expected_gains(good)[0] > 0.95
-    assert guard.expected_gains(bad)[0] < 0.05
-    assert guard.expected_gains(chains(p=0.5, origin=Origin.DYNAMIC))[0] == pytest.approx(0.5)
-
-
-def test_calibration_is_by_depth() -> None:
-    guard = Guard()
-    trees = chains(p=0.5)
-    for _ in range(300):
-        guard.record_verdicts(trees, accept(trees, [2]))
-    gains = np.diff(guard.expected_gains(trees), prepend=0.0)
-    assert gains[0] > 0.9
-    assert gains[1] > 0.9
-    assert gains[2] < 0.1 * gains[1]
-
-
 def test_gains_count_the_nodes_that_select_keeps() -> None:
     # 7 (0.5) -> 8 (0.9) beside 9 (0.4): 0.5, then 0.45, then 0.4.
     trees = DraftTrees(
@@ -200,16 +156,17 @@ def test_gains_count_the_nodes_that_select_keeps() -> None:
 
 def test_one_good_sequence_beside_bad_ones() -> None:
     """The best nodes of the whole batch compete: the limit is about what the good sequence's chain holds."""
-    guard = Guard()
+    guard, calibrator = Guard(), Calibrator()
     parts = [chains(1, 8, 0.99, Origin.LOOKUP), chains(1, 8, 0.05, Origin.DYNAMIC), chains(1, 8, 0.05, Origin.DYNAMIC)]
     trees = DraftTrees.concatenate(parts)
     allowed = []
     for _ in range(300):
-        limit = guard.limit(trees, 3)
+        calibrated = calibrator.apply(trees)
+        limit = guard.limit(calibrated, 3)
         allowed.append(limit)
         guard.record_step(3, 3 + limit, 0.010 + 0.002 * limit, 0.0)
-        kept = select(trees, 8, total=limit)
-        guard.record_verdicts(trees, accept(kept, [8, 0, 0]))
+        kept = select(calibrated, 8, total=limit)
+        calibrator.record(trees, accept(kept, [8, 0, 0]))
     assert 6 <= np.median(allowed) <= 10
     assert select(trees, 8, total=8).sizes.tolist() == [8, 0, 0]
 
@@ -233,14 +190,15 @@ def test_prompts_in_the_pass_without_any_measurement() -> None:
 )
 def test_whatever_was_measured_the_limit_stays_within_the_trees(seed: int, batch: int, nodes: int, p: float) -> None:
     rng = np.random.default_rng(seed)
-    guard, trees = Guard(), chains(batch, nodes, p)
+    guard, calibrator, drafted = Guard(), Calibrator(), chains(batch, nodes, p)
     for _ in range(12):
         pending = batch if rng.random() < 0.8 else batch + int(rng.integers(1, 3000))
+        trees = calibrator.apply(drafted)
         limit = guard.limit(trees, pending)
         assert 0 <= limit <= trees.num_nodes
         if pending == batch:
             guard.record_step(batch, batch + limit, float(rng.exponential(0.01)), float(rng.exponential(0.001)))
-        guard.record_verdicts(trees, accept(trees, rng.integers(0, nodes + 1, batch).tolist()))
+        calibrator.record(drafted, accept(drafted, rng.integers(0, nodes + 1, batch).tolist()))
         gains = guard.expected_gains(trees)
         assert np.isfinite(gains).all()
         assert np.all(np.diff(gains) >= -1e-12)
