@@ -1,0 +1,384 @@
+"""Building the image of a frozen automaton: Blumer's construction, then renumbering.
+
+The growing automaton (`outpace.suffix.block`) is fed all documents, a separator before each. Then every text position has
+one state that nothing links to, a prefix with its separator: these become leaves. All other states but the root are
+clones, the inner states.
+
+The growing block is used up on the way: once built, its hash index holds the states' new names, and EDGES of its states
+whether they are unary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outpace._compile import compiled, inner
+from outpace.errors import InputError
+from outpace.suffix import block as growing
+from outpace.suffix import image as layout
+from outpace.suffix.image import EDGE_SIZE, INDEXED, LINEAR, NARROW_SEPARATOR, ROOT, SCANNED, STATE_SIZE
+from outpace.tree import Int32Array, Int64Array
+
+MOST_TOKENS = 2**29  # with a separator before each document; what a growing block holds
+_MOST_WORDS = 2**31 - 1
+_UNARY = -2  # in EDGES of the growing block, beside NO_EDGE
+_FOLLOWER = -1  # in the new numbers: the only target of the state before it
+
+
+def frozen_image(tokens: Int32Array, offsets: Int64Array) -> Int32Array:
+    """Build the image (see `outpace.suffix.image`) of some documents.
+
+    Args:
+        tokens: ``int32[n]``, the documents one after the other.
+        offsets: ``int64[D + 1]``, where each begins, then ``n``. Documents without tokens are left out.
+
+    Returns:
+        ``int32[...]``.
+
+    Raises:
+        InputError: The offsets do not fit the tokens, a token id is negative, there is no token at all, or there are
+            too many.
+    """
+    tokens, offsets = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(offsets, np.int64)
+    _check_input(tokens, offsets)
+    offsets = offsets[np.concatenate(([True], np.diff(offsets) > 0))]
+    block = _grown_over(tokens, offsets)
+    highest = int(tokens.max())
+    del tokens
+    counts = np.zeros(_name_states(block), np.int32)
+    numbers = np.zeros(len(counts), np.int32)
+    _count(block, counts, numbers)
+    num_edges, num_slots = _number(block, counts, numbers)
+    image = _empty_image(block, len(offsets) - 1, len(counts), num_edges, num_slots, highest)
+    _write_text(block, image)
+    _write_states(block, counts, numbers, image)
+    del counts, numbers
+    _write_edges(block, image)
+    image[layout.CHECKSUM] = header_checksum(image)
+    return image
+
+
+def header_checksum(image: Int32Array) -> int:
+    """Of the header without the checksum itself: cheap, and changes with every bit of it."""
+    total = 17
+    for value in image[: layout.CHECKSUM].tolist():
+        total = (total * 0x01000193 + (value & 0xFFFFFFFF) + 1) % (2**31 - 1)
+    return total
+
+
+def _check_input(tokens: Int32Array, offsets: Int64Array) -> None:
+    if tokens.ndim != 1 or offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(tokens):
+        raise InputError(f"offsets must run from 0 to the {len(tokens)} tokens, found {offsets[:1]} to {offsets[-1:]}")
+    sizes = np.diff(offsets)
+    if (sizes < 0).any():
+        document = int(np.flatnonzero(sizes < 0)[0])
+        raise InputError(f"offsets must not fall, document {document} has {offsets[document : document + 2].tolist()}")
+    if len(tokens) == 0:
+        raise InputError(f"there is no token to build an automaton from: {len(sizes)} documents, all empty")
+    if len(tokens) + np.count_nonzero(sizes) + 1 > MOST_TOKENS:
+        raise InputError(
+            f"one automaton holds at most {MOST_TOKENS} tokens, a separator for each document included, found "
+            f"{len(tokens)} in {len(sizes)} documents; split them"
+        )
+    if tokens.min() < 0:
+        at = int(np.flatnonzero(tokens < 0)[0])
+        document = int(np.searchsorted(offsets, at, "right")) - 1
+        raise InputError(f"document {document}: token ids must be at least 0, found {tokens[at]}")
+
+
+def _grown_over(tokens: Int32Array, offsets: Int64Array) -> Int32Array:
+    """The growing automaton of all documents."""
+    block = growing.new_block(len(tokens) + len(offsets) - 1)
+    separator = np.full(1, growing.SEPARATOR, np.int32)
+    document, at = 0, -1
+    while True:
+        document, at = _extend_documents(block, tokens, offsets, separator, document, at)
+        if document == len(offsets) - 1:
+            return block
+        # Room ran out: one token more through the function that makes room.
+        if at < 0:
+            block, at = growing.extended(block, separator, 0, 1), int(offsets[document])
+        else:
+            block, at = growing.extended(block, tokens, at, at + 1), at + 1
+
+
+@compiled
+def _extend_documents(
+    block: Int32Array, tokens: Int32Array, offsets: Int64Array, separator: Int32Array, document: int, at: int
+) -> tuple[int, int]:
+    """Append documents as far as there is room.
+
+    Returns:
+        The document and token to go on with; token -1 for the separator before the document.
+    """
+    while document < len(offsets) - 1:
+        if at < 0:
+            if growing.extend_block(block, separator, 0, 1) == 0:
+                return document, -1
+            at = offsets[document]
+        end = offsets[document + 1]
+        at = growing.extend_block(block, tokens, at, end)
+        if at < end:
+            return document, at
+        document, at = document + 1, -1
+    return document, at
+
+
+@compiled
+def _name_states(block: Int32Array) -> int:
+    """Name the leaf of position p ``-1 - p``, and inner states from 0 in the order of their creation.
+
+    Each position's leaf was created at its turn, and no clone ends first where no leaf was yet.
+    """
+    _, states, _, names = growing.views(block)
+    names[ROOT] = ROOT
+    num_inner, position = 1, 0
+    for state in range(1, block[growing.NUM_STATES]):
+        if states[state, growing.MIN_ENDPOS] == position:
+            names[state] = -1 - position
+            position += 1
+        else:
+            names[state] = num_inner
+            num_inner += 1
+    return num_inner
+
+
+@compiled
+def _count(block: Int32Array, counts: Int32Array, pending: Int32Array) -> None:
+    """Sum the leaves below each inner state, children before parents; ``pending`` ends as it began, 0."""
+    text, states, _, names = growing.views(block)
+    num_states = block[growing.NUM_STATES]
+    for state in range(1, num_states):
+        link = names[states[state, growing.LINK]]
+        if names[state] > ROOT:
+            pending[link] += 1
+        elif text[-1 - names[state]] >= 0:
+            counts[link] += 1
+    for first in range(1, num_states):
+        state = first
+        while state != ROOT and names[state] > ROOT and pending[names[state]] == 0:
+            name = names[state]
+            pending[name] = -1  # done
+            state = states[state, growing.LINK]
+            counts[names[state]] += counts[name]
+            pending[names[state]] -= 1
+    pending[:] = 0
+
+
+@compiled
+def _number(block: Int32Array, counts: Int32Array, numbers: Int32Array) -> tuple[int, int]:
+    """Number the inner states so that the target of a unary one comes next; mark the unary ones in the block.
+
+    Returns:
+        Rows of edges and slots that the others need.
+    """
+    _, states, edges, names = growing.views(block)
+    num_states = block[growing.NUM_STATES]
+    for state in range(1, num_states):
+        target = names[states[state, growing.NEXT]]  # ROOT where there is none
+        if names[state] > ROOT and target > ROOT and counts[target] == counts[names[state]]:
+            states[state, growing.EDGES] = _UNARY
+            numbers[target] = _FOLLOWER
+    number = num_edges = num_slots = 0
+    for first in range(num_states):
+        state = first
+        if names[state] < 0 or numbers[names[state]] != 0:  # a follower, whether its turn has come or not
+            continue
+        numbers[names[state]] = number
+        while states[state, growing.EDGES] == _UNARY:
+            state = states[state, growing.NEXT]
+            number += 1
+            numbers[names[state]] = number
+        number += 1
+        degree = 0 if states[state, growing.NEXT] == ROOT else 1
+        edge = states[state, growing.EDGES]
+        while edge != growing.NO_EDGE:
+            degree += 1
+            edge = edges[edge, growing.SIBLING]
+        num_edges += degree
+        if degree > LINEAR:
+            num_edges += 1
+            num_slots += degree + (degree >> 1)
+    return num_edges, num_slots
+
+
+def _empty_image(
+    block: Int32Array, num_documents: int, num_states: int, num_edges: int, num_slots: int, highest: int
+) -> Int32Array:
+    """Header and room."""
+    text_length = int(block[growing.NUM_TOKENS]) + 1
+    narrow = highest < NARROW_SEPARATOR
+    sizes = [
+        layout.HEADER_SIZE,
+        num_documents + 1,
+        (text_length + 1) // 2 if narrow else text_length,
+        text_length,
+        num_states * STATE_SIZE,
+        num_edges * EDGE_SIZE,
+        num_slots,
+    ]
+    begins = np.cumsum(sizes)
+    if begins[-1] > _MOST_WORDS:
+        raise InputError(
+            f"the automaton of {text_length} tokens needs {4 * begins[-1]} bytes, it may take {4 * _MOST_WORDS}; "
+            "split the documents"
+        )
+    image = np.zeros(begins[-1], np.int32)
+    image[layout.MAGIC_AT], image[layout.VERSION_AT], image[layout.NUM_WORDS] = layout.MAGIC, layout.VERSION, begins[-1]
+    image[layout.NUM_TOKENS], image[layout.NUM_DOCUMENTS] = text_length - num_documents - 1, num_documents
+    image[layout.TEXT_LENGTH], image[layout.NUM_STATES] = text_length, num_states
+    image[layout.NUM_EDGES], image[layout.NUM_SLOTS], image[layout.NARROW] = num_edges, num_slots, narrow
+    image[layout.DOCUMENTS_BEGIN : layout.DOCUMENTS_BEGIN + 6] = begins[:-1]
+    return image
+
+
+@compiled
+def _write_text(block: Int32Array, image: Int32Array) -> None:
+    text, _, _, _ = growing.views(block)
+    length = layout.word(image, layout.TEXT_LENGTH)
+    begin, document = layout.word(image, layout.TEXT_BEGIN), layout.word(image, layout.DOCUMENTS_BEGIN)
+    for position in range(length):
+        token = np.int64(-1)
+        if position < length - 1 and text[position] >= 0:
+            token = np.int64(text[position])
+        else:
+            image[document] = position
+            document += 1
+        if image[layout.NARROW] == 0:
+            image[begin + position] = token
+        elif position & 1:
+            image[begin + (position >> 1)] |= (token & NARROW_SEPARATOR) << 16
+        else:
+            image[begin + (position >> 1)] = token & NARROW_SEPARATOR
+
+
+@compiled
+def _write_states(block: Int32Array, counts: Int32Array, numbers: Int32Array, image: Int32Array) -> None:
+    """Write the links of the leaves and the inner states but for their edges; names become final."""
+    _, states, _, names = growing.views(block)
+    num_states = block[growing.NUM_STATES]
+    for state in range(num_states):
+        if names[state] >= 0:
+            names[state] = numbers[names[state]]
+    links, begin = layout.word(image, layout.LINKS_BEGIN), layout.word(image, layout.STATES_BEGIN)
+    created = 0
+    for state in range(num_states):
+        link = -1 if state == ROOT else names[states[state, growing.LINK]]
+        if names[state] < 0:
+            image[links - 1 - names[state]] = link
+            continue
+        row = begin + names[state] * STATE_SIZE
+        image[row + layout.LENGTH] = states[state, growing.LENGTH]
+        image[row + layout.LINK] = link
+        image[row + layout.ENDPOS] = states[state, growing.MIN_ENDPOS]
+        image[row + layout.COUNT] = counts[created]
+        image[row + layout.EDGES] = layout.UNARY
+        created += 1
+
+
+@compiled
+def _write_edges(block: Int32Array, image: Int32Array) -> None:
+    text, states, edges, names = growing.views(block)
+    num_states = block[growing.NUM_STATES]
+    begin = layout.word(image, layout.EDGES_BEGIN)
+    row = slot = 0
+    keys = np.empty(256, np.int64)
+    for state in range(num_states):
+        if names[state] < 0 or states[state, growing.EDGES] == _UNARY:
+            continue
+        first = row
+        target = states[state, growing.NEXT]
+        if target != ROOT:
+            image[begin + row * EDGE_SIZE] = text[states[state, growing.MIN_ENDPOS] + 1]
+            image[begin + row * EDGE_SIZE + 1] = names[target]
+            row += 1
+        edge = states[state, growing.EDGES]
+        while edge != growing.NO_EDGE:
+            image[begin + row * EDGE_SIZE] = edges[edge, growing.TOKEN]
+            image[begin + row * EDGE_SIZE + 1] = names[edges[edge, growing.TARGET]]
+            row += 1
+            edge = edges[edge, growing.SIBLING]
+        degree = row - first
+        if degree > len(keys):
+            keys = np.empty(2 * degree, np.int64)
+        where = np.int64(first)
+        if degree == 0:
+            where = np.int64(layout.NOTHING)
+        else:
+            _sort_edges(image, begin + first * EDGE_SIZE, degree, keys)
+            if degree > LINEAR:
+                where = np.int64(INDEXED - first)
+                _insert_index(image, begin + first * EDGE_SIZE, degree, slot)
+                row += 1
+                slot += degree + (degree >> 1)
+            last = begin + (row - 1) * EDGE_SIZE
+            image[last] = -1 - image[last]
+        image[layout.word(image, layout.STATES_BEGIN) + names[state] * STATE_SIZE + layout.EDGES] = where
+
+
+@inner
+def _sort_edges(image: Int32Array, begin: int, degree: int, keys: Int64Array) -> None:
+    """Sort rows by the target's count, highest first, then by where it ends first; by insertion, or a heap if many."""
+    for i in range(degree):
+        target = layout.word(image, begin + i * EDGE_SIZE + layout.TARGET)
+        # Smaller keys come first.
+        keys[i] = layout.endpos_of(image, target) - (layout.count_of(image, target) << 32)
+    if degree > LINEAR:
+        _heap_sort(image, begin, degree, keys)
+        return
+    for i in range(1, degree):
+        key, token = keys[i], image[begin + i * EDGE_SIZE]
+        target = layout.word(image, begin + i * EDGE_SIZE + 1)
+        j = i
+        while j > 0 and keys[j - 1] > key:
+            keys[j] = keys[j - 1]
+            image[begin + j * EDGE_SIZE] = image[begin + (j - 1) * EDGE_SIZE]
+            image[begin + j * EDGE_SIZE + 1] = image[begin + (j - 1) * EDGE_SIZE + 1]
+            j -= 1
+        keys[j] = key
+        image[begin + j * EDGE_SIZE] = token
+        image[begin + j * EDGE_SIZE + 1] = target
+
+
+@inner
+def _swap(image: Int32Array, begin: int, keys: Int64Array, i: int, j: int) -> None:
+    keys[i], keys[j] = keys[j], keys[i]
+    for field in range(EDGE_SIZE):
+        one, other = begin + i * EDGE_SIZE + field, begin + j * EDGE_SIZE + field
+        image[one], image[other] = image[other], image[one]
+
+
+@inner
+def _heap_sort(image: Int32Array, begin: int, degree: int, keys: Int64Array) -> None:
+    for step in range(degree // 2 + degree):
+        # First every parent from the last to the first, then the largest goes to the end, one after the other.
+        root, size = degree // 2 - 1 - step, degree
+        if root < 0:
+            size = degree - 1 - (step - degree // 2)
+            root = 0
+            _swap(image, begin, keys, 0, size)
+        while 2 * root + 1 < size:
+            child = 2 * root + 1
+            if child + 1 < size and keys[child + 1] > keys[child]:
+                child += 1
+            if keys[child] <= keys[root]:
+                break
+            _swap(image, begin, keys, root, child)
+            root = child
+
+
+@inner
+def _insert_index(image: Int32Array, begin: int, degree: int, slot: int) -> None:
+    """Move a sorted list on by a row, write that row, and index what comes after the first edges."""
+    for at in range(begin + degree * EDGE_SIZE - 1, begin - 1, -1):
+        image[at + EDGE_SIZE] = image[at]
+    image[begin], image[begin + 1] = degree, slot
+    num_slots = degree + (degree >> 1)
+    slots = layout.word(image, layout.SLOTS_BEGIN) + slot
+    for i in range(SCANNED, degree):
+        at = layout.first_slot(layout.word(image, begin + (i + 1) * EDGE_SIZE), num_slots)
+        while image[slots + at] != 0:
+            at += 1
+            if at == num_slots:
+                at = 0
+        image[slots + at] = i + 1
