@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from outpace._version import __version__
-from outpace.cli import chat, check, demo, generate, replay, train
+from outpace.cli import chat, check, corpus, demo, generate, replay, train
 from outpace.errors import OutpaceError
 
 _HELP = """Lossless speculative decoding for any Hugging Face causal language model.
@@ -51,7 +51,7 @@ def _root(
 # The root of click's errors: of click itself, or of the copy of it that newer versions of typer carry.
 _ClickError: Any = typer.BadParameter.__mro__[2]
 
-for _command in (demo, generate, chat, check, replay, train):
+for _command in (demo, generate, chat, check, replay, corpus, train):
     _command.register(app)
 
 
