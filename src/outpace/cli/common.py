@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from outpace.engine import Engine
 
 # What `available_drafters` says, which would import the drafters.
-USABLE_DRAFTERS = ("llma", "lookup", "none", "recycling", "suffix")
-ALL_DRAFTERS = ("llma", "lookup", "none", "oracle", "recycling", "suffix")
+USABLE_DRAFTERS = ("llma", "lookup", "merge", "none", "recycling", "suffix")
+ALL_DRAFTERS = ("llma", "lookup", "merge", "none", "oracle", "recycling", "suffix")
 
 DEFAULT_MODEL = BUILTIN_MODEL
 

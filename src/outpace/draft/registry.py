@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from outpace.draft.base import Drafter
 from outpace.draft.llma import LlmaDrafter
 from outpace.draft.lookup import LookupDrafter
+from outpace.draft.merge import MOST_PARTS, MergeDrafter
 from outpace.draft.none import NoneDrafter
 from outpace.draft.oracle import Continuations, OracleDrafter
 from outpace.draft.recycling import RecyclingDrafter
+from outpace.draft.sam import SamDrafter
 from outpace.draft.spec import DrafterSpec, parse_drafter
 from outpace.draft.suffix import SuffixDrafter
 from outpace.errors import ConfigError, UnknownNameError
@@ -57,6 +59,14 @@ _DRAFTERS = {
     "llma": _Entry(LlmaDrafter, "LLMA: copies 7 tokens after a match of at least 2"),
     "suffix": _Entry(SuffixDrafter, "SAM-Decoding's automaton: the longest match in the request's own text, 40 tokens"),
     "recycling": _Entry(RecyclingDrafter, "Token Recycling: the model's own candidates after each token, a tree of 80"),
+    "merge": _Entry(
+        MergeDrafter,
+        "unites the trees of several drafters, merge[suffix, recycling]",
+        least=1,
+        most=MOST_PARTS,
+        default_parts=("suffix", "recycling"),
+    ),
+    "sam": _Entry(SamDrafter, "SAM-Decoding: own text, memory and corpora, or another's tree: sam[recycling]", most=1),
     "oracle": _Entry(OracleDrafter, "for tests: random trees that hold the known output, oracle(.3)", True),
 }
 
