@@ -45,15 +45,15 @@ def frozen_image(tokens: Int32Array, offsets: Int64Array) -> Int32Array:
     block = _grown_over(tokens, offsets)
     highest = int(tokens.max())
     del tokens
-    counts = np.zeros(_name_states(block), np.int32)
-    numbers = np.zeros(len(counts), np.int32)
-    _count(block, counts, numbers)
-    num_edges, num_slots = _number(block, counts, numbers)
+    inner_states = _name_states(block)
+    counts, numbers = np.zeros_like(inner_states), np.zeros_like(inner_states)
+    _count(block, inner_states, counts, numbers)
+    num_edges, num_slots = _number(block, inner_states, counts, numbers)
     image = _empty_image(block, len(offsets) - 1, len(counts), num_edges, num_slots, highest)
     _write_text(block, image)
-    _write_states(block, counts, numbers, image)
+    _write_states(block, inner_states, counts, numbers, image)
     del counts, numbers
-    _write_edges(block, image)
+    _write_edges(block, inner_states, image)
     image[layout.CHECKSUM] = header_checksum(image)
     return image
 
@@ -125,66 +125,71 @@ def _extend_documents(
 
 
 @compiled
-def _name_states(block: Int32Array) -> int:
+def _name_states(block: Int32Array) -> Int32Array:
     """Name the leaf of position p ``-1 - p``, and inner states from 0 in the order of their creation.
 
     Each position's leaf was created at its turn, and no clone ends first where no leaf was yet.
+
+    Returns:
+        ``int32[S]``, the inner states.
     """
     _, states, _, names = growing.views(block)
-    names[ROOT] = ROOT
-    num_inner, position = 1, 0
+    inner_states = np.empty(block[growing.NUM_STATES] - block[growing.NUM_TOKENS], np.int32)
+    names[ROOT] = inner_states[0] = ROOT
+    name, position = 1, 0
     for state in range(1, block[growing.NUM_STATES]):
         if states[state, growing.MIN_ENDPOS] == position:
             names[state] = -1 - position
             position += 1
         else:
-            names[state] = num_inner
-            num_inner += 1
-    return num_inner
+            names[state] = name
+            inner_states[name] = state
+            name += 1
+    return inner_states
 
 
 @compiled
-def _count(block: Int32Array, counts: Int32Array, pending: Int32Array) -> None:
+def _count(block: Int32Array, inner_states: Int32Array, counts: Int32Array, pending: Int32Array) -> None:
     """Sum the leaves below each inner state, children before parents; ``pending`` ends as it began, 0."""
     text, states, _, names = growing.views(block)
-    num_states = block[growing.NUM_STATES]
-    for state in range(1, num_states):
+    for state in range(1, block[growing.NUM_STATES]):
         link = names[states[state, growing.LINK]]
         if names[state] > ROOT:
             pending[link] += 1
         elif text[-1 - names[state]] >= 0:
             counts[link] += 1
-    for first in range(1, num_states):
-        state = first
-        while state != ROOT and names[state] > ROOT and pending[names[state]] == 0:
-            name = names[state]
+    for state in inner_states:
+        name = names[state]
+        while name != ROOT and pending[name] == 0:
             pending[name] = -1  # done
             state = states[state, growing.LINK]
-            counts[names[state]] += counts[name]
-            pending[names[state]] -= 1
+            link = names[state]
+            counts[link] += counts[name]
+            pending[link] -= 1
+            name = link
     pending[:] = 0
 
 
 @compiled
-def _number(block: Int32Array, counts: Int32Array, numbers: Int32Array) -> tuple[int, int]:
+def _number(block: Int32Array, inner_states: Int32Array, counts: Int32Array, numbers: Int32Array) -> tuple[int, int]:
     """Number the inner states so that the target of a unary one comes next; mark the unary ones in the block.
 
     Returns:
         Rows of edges and slots that the others need.
     """
     _, states, edges, names = growing.views(block)
-    num_states = block[growing.NUM_STATES]
-    for state in range(1, num_states):
+    for name in range(1, len(inner_states)):
+        state = inner_states[name]
         target = names[states[state, growing.NEXT]]  # ROOT where there is none
-        if names[state] > ROOT and target > ROOT and counts[target] == counts[names[state]]:
+        if target > ROOT and counts[target] == counts[name]:
             states[state, growing.EDGES] = _UNARY
             numbers[target] = _FOLLOWER
     number = num_edges = num_slots = 0
-    for first in range(num_states):
-        state = first
-        if names[state] < 0 or numbers[names[state]] != 0:  # a follower, whether its turn has come or not
+    for name in range(len(inner_states)):
+        state = inner_states[name]
+        if numbers[name] != 0:  # a follower, whether its turn has come or not
             continue
-        numbers[names[state]] = number
+        numbers[name] = number
         while states[state, growing.EDGES] == _UNARY:
             state = states[state, growing.NEXT]
             number += 1
@@ -253,38 +258,35 @@ def _write_text(block: Int32Array, image: Int32Array) -> None:
 
 
 @compiled
-def _write_states(block: Int32Array, counts: Int32Array, numbers: Int32Array, image: Int32Array) -> None:
+def _write_states(
+    block: Int32Array, inner_states: Int32Array, counts: Int32Array, numbers: Int32Array, image: Int32Array
+) -> None:
     """Write the links of the leaves and the inner states but for their edges; names become final."""
     _, states, _, names = growing.views(block)
-    num_states = block[growing.NUM_STATES]
-    for state in range(num_states):
-        if names[state] >= 0:
-            names[state] = numbers[names[state]]
+    for name in range(len(inner_states)):
+        names[inner_states[name]] = numbers[name]
     links, begin = layout.word(image, layout.LINKS_BEGIN), layout.word(image, layout.STATES_BEGIN)
-    created = 0
-    for state in range(num_states):
-        link = -1 if state == ROOT else names[states[state, growing.LINK]]
+    for state in range(1, block[growing.NUM_STATES]):
         if names[state] < 0:
-            image[links - 1 - names[state]] = link
-            continue
-        row = begin + names[state] * STATE_SIZE
+            image[links - 1 - names[state]] = names[states[state, growing.LINK]]
+    for name in range(len(inner_states)):
+        state = inner_states[name]
+        row = begin + numbers[name] * STATE_SIZE
         image[row + layout.LENGTH] = states[state, growing.LENGTH]
-        image[row + layout.LINK] = link
+        image[row + layout.LINK] = -1 if state == ROOT else names[states[state, growing.LINK]]
         image[row + layout.ENDPOS] = states[state, growing.MIN_ENDPOS]
-        image[row + layout.COUNT] = counts[created]
+        image[row + layout.COUNT] = counts[name]
         image[row + layout.EDGES] = layout.UNARY
-        created += 1
 
 
 @compiled
-def _write_edges(block: Int32Array, image: Int32Array) -> None:
+def _write_edges(block: Int32Array, inner_states: Int32Array, image: Int32Array) -> None:
     text, states, edges, names = growing.views(block)
-    num_states = block[growing.NUM_STATES]
     begin = layout.word(image, layout.EDGES_BEGIN)
     row = slot = 0
     keys = np.empty(256, np.int64)
-    for state in range(num_states):
-        if names[state] < 0 or states[state, growing.EDGES] == _UNARY:
+    for state in inner_states:
+        if states[state, growing.EDGES] == _UNARY:
             continue
         first = row
         target = states[state, growing.NEXT]
@@ -319,6 +321,8 @@ def _write_edges(block: Int32Array, image: Int32Array) -> None:
 @inner
 def _sort_edges(image: Int32Array, begin: int, degree: int, keys: Int64Array) -> None:
     """Sort rows by the target's count, highest first, then by where it ends first; by insertion, or a heap if many."""
+    if degree == 1:
+        return
     for i in range(degree):
         target = layout.word(image, begin + i * EDGE_SIZE + layout.TARGET)
         # Smaller keys come first.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
+import secrets
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -113,17 +113,16 @@ class FrozenAutomaton:
             OSError: The disk is full, or the folder cannot be written to; what was there stays as it was.
         """
         target = Path(path)
-        descriptor, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
+        beside = target.with_name(f".{target.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
         try:
-            with os.fdopen(descriptor, "wb") as file:
-                os.fchmod(file.fileno(), 0o644)
+            with open(beside, "xb") as file:
                 self.image.astype("<i4", copy=False).tofile(file)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(beside)
+                beside.unlink()
             raise
         _sync_folder(target.parent)
 

@@ -78,7 +78,9 @@ def _regions(image: Int32Array) -> _Automaton:
     _expect(at == len(image) == header[layout.NUM_WORDS], f"{len(image)} words instead of {at}")
     text = regions[1].astype(np.int64)
     if narrow:
-        text = np.stack([text & 0xFFFF, (text >> 16) & 0xFFFF], axis=1).ravel()[:length]
+        text = np.stack([text & 0xFFFF, (text >> 16) & 0xFFFF], axis=1).ravel()
+        _expect(not text[length:].any(), "half a word after the text is not empty")
+        text = text[:length]
         text[text == layout.NARROW_SEPARATOR] = -1
     states = regions[3].reshape(-1, layout.STATE_SIZE).tolist()
     return _Automaton(regions[0].tolist(), text.tolist(), regions[2].tolist(), states)
@@ -139,7 +141,7 @@ def _read_transitions(image: Int32Array, automaton: _Automaton) -> None:
         last = first
         while edges[last][layout.TOKEN] >= 0:
             last += 1
-        own = [[max(token, -1 - token), target] for token, target in edges[first : last + 1]]
+        own = [(max(token, -1 - token), target) for token, target in edges[first : last + 1]]
         _expect((where < 0) == (len(own) > layout.LINEAR), f"state {number} has {len(own)} edges")
         if where < 0:
             rows[first - 1] += 1
@@ -150,7 +152,7 @@ def _read_transitions(image: Int32Array, automaton: _Automaton) -> None:
             num_slots += size
         for row in range(first, last + 1):
             rows[row] += 1
-        automaton.transitions.append(dict(map(tuple, own)))
+        automaton.transitions.append(dict(own))
         _expect(len(automaton.transitions[-1]) == len(own), f"state {number} has two transitions on a token")
     _expect(set(rows) <= {1}, "a row of edges is in no list, or in two")
     _expect(num_slots == len(slots), f"{num_slots} slots are in use, of {len(slots)}")
