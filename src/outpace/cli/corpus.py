@@ -42,7 +42,7 @@ _BUILD_HELP = "\n\n".join(
         "With `--chat`, the field (`messages`) holds a conversation, a list of objects with role and content, which the "
         "tokenizer's chat template renders; or plain text, which is rendered as an assistant's answer.",
         "What does not fit into `--memory` becomes several shards, built side by side and asked together; fewer `--workers` "
-        "make larger shards. On disk a corpus takes about 24 bytes a token, and a build 8 more.",
+        "make larger shards. On disk a corpus takes about 24 bytes a token, and its build 4 more.",
         "The corpus is made beside OUT and renamed when it is complete: an interrupted build leaves nothing.",
         "Examples:",
         "    outpace corpus build code --tokenizer meta-llama/Llama-3.1-8B-Instruct ~/projects/app",
