@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from outpace._compile import compiled, inner
+from outpace._compile import compiled
 from outpace.errors import InputError
 from outpace.suffix import block as growing
 from outpace.suffix import image as layout
-from outpace.suffix.image import EDGE_SIZE, INDEXED, LINEAR, NARROW_SEPARATOR, ROOT, SCANNED, STATE_SIZE
+from outpace.suffix.freeze_edges import arrange_edges
+from outpace.suffix.image import EDGE_SIZE, LINEAR, NARROW_SEPARATOR, ROOT, STATE_SIZE
 from outpace.tree import Int32Array, Int64Array
 
 MOST_TOKENS = 2**29  # with a separator before each document; what a growing block holds
@@ -48,12 +49,15 @@ def frozen_image(tokens: Int32Array, offsets: Int64Array) -> Int32Array:
     inner_states = _name_states(block)
     counts, numbers = np.zeros_like(inner_states), np.zeros_like(inner_states)
     _count(block, inner_states, counts, numbers)
-    num_edges, num_slots = _number(block, inner_states, counts, numbers)
+    ends = np.empty_like(inner_states)
+    num_edges, num_slots = _number(block, inner_states, counts, numbers, ends)
     image = _empty_image(block, len(offsets) - 1, len(counts), num_edges, num_slots, highest)
     _write_text(block, image)
-    _write_states(block, inner_states, counts, numbers, image)
-    del counts, numbers
-    _write_edges(block, inner_states, image)
+    _write_states(block, inner_states, counts, numbers, ends, image)
+    del inner_states, counts, numbers
+    _write_edges(block, ends, image)
+    del block
+    arrange_edges(image, ends)
     image[layout.CHECKSUM] = header_checksum(image)
     return image
 
@@ -171,40 +175,46 @@ def _count(block: Int32Array, inner_states: Int32Array, counts: Int32Array, pend
 
 
 @compiled
-def _number(block: Int32Array, inner_states: Int32Array, counts: Int32Array, numbers: Int32Array) -> tuple[int, int]:
+def _number(
+    block: Int32Array, inner_states: Int32Array, counts: Int32Array, numbers: Int32Array, ends: Int32Array
+) -> tuple[int, int]:
     """Number the inner states so that the target of a unary one comes next; mark the unary ones in the block.
 
+    The others' lists of edges follow one another in that order. ``ends`` receives by number where each begins, which is
+    where it ends as long as nothing is written.
+
     Returns:
-        Rows of edges and slots that the others need.
+        Rows of edges and slots that all of them need.
     """
     _, states, edges, names = growing.views(block)
+    degrees = np.zeros_like(numbers)
+    for edge in range(block[growing.NUM_EDGES]):
+        degrees[names[edges[edge, growing.SOURCE]]] += 1
     for name in range(1, len(inner_states)):
         state = inner_states[name]
         target = names[states[state, growing.NEXT]]  # ROOT where there is none
         if target > ROOT and counts[target] == counts[name]:
             states[state, growing.EDGES] = _UNARY
             numbers[target] = _FOLLOWER
-    number = num_edges = num_slots = 0
+    number = row = num_slots = 0
     for name in range(len(inner_states)):
         state = inner_states[name]
         if numbers[name] != 0:  # a follower, whether its turn has come or not
             continue
         numbers[name] = number
         while states[state, growing.EDGES] == _UNARY:
+            ends[number] = row
             state = states[state, growing.NEXT]
             number += 1
             numbers[names[state]] = number
-        number += 1
-        degree = 0 if states[state, growing.NEXT] == ROOT else 1
-        edge = states[state, growing.EDGES]
-        while edge != growing.NO_EDGE:
-            degree += 1
-            edge = edges[edge, growing.SIBLING]
-        num_edges += degree
+        degree = degrees[names[state]] + (states[state, growing.NEXT] != ROOT)
         if degree > LINEAR:
-            num_edges += 1
+            row += 1
             num_slots += degree + (degree >> 1)
-    return num_edges, num_slots
+        ends[number] = row
+        number += 1
+        row += degree
+    return row, num_slots
 
 
 def _empty_image(
@@ -259,10 +269,15 @@ def _write_text(block: Int32Array, image: Int32Array) -> None:
 
 @compiled
 def _write_states(
-    block: Int32Array, inner_states: Int32Array, counts: Int32Array, numbers: Int32Array, image: Int32Array
+    block: Int32Array,
+    inner_states: Int32Array,
+    counts: Int32Array,
+    numbers: Int32Array,
+    ends: Int32Array,
+    image: Int32Array,
 ) -> None:
-    """Write the links of the leaves and the inner states but for their edges; names become final."""
-    _, states, _, names = growing.views(block)
+    """Write the links of the leaves, the inner states and the first of their edges; names become final."""
+    text, states, _, names = growing.views(block)
     for name in range(len(inner_states)):
         names[inner_states[name]] = numbers[name]
     links, begin = layout.word(image, layout.LINKS_BEGIN), layout.word(image, layout.STATES_BEGIN)
@@ -276,113 +291,23 @@ def _write_states(
         image[row + layout.LINK] = -1 if state == ROOT else names[states[state, growing.LINK]]
         image[row + layout.ENDPOS] = states[state, growing.MIN_ENDPOS]
         image[row + layout.COUNT] = counts[name]
-        image[row + layout.EDGES] = layout.UNARY
+        image[row + layout.EDGES] = layout.UNARY if states[state, growing.EDGES] == _UNARY else layout.NOTHING
+        target = states[state, growing.NEXT]
+        if states[state, growing.EDGES] != _UNARY and target != ROOT:
+            edge = layout.word(image, layout.EDGES_BEGIN) + ends[numbers[name]] * EDGE_SIZE
+            ends[numbers[name]] += 1
+            image[edge + layout.TOKEN] = text[states[state, growing.MIN_ENDPOS] + 1]
+            image[edge + layout.TARGET] = names[target]
 
 
 @compiled
-def _write_edges(block: Int32Array, inner_states: Int32Array, image: Int32Array) -> None:
-    text, states, edges, names = growing.views(block)
+def _write_edges(block: Int32Array, ends: Int32Array, image: Int32Array) -> None:
+    """Write the other edges behind the first ones, in the order of their creation."""
+    _, _, edges, names = growing.views(block)
     begin = layout.word(image, layout.EDGES_BEGIN)
-    row = slot = 0
-    keys = np.empty(256, np.int64)
-    for state in inner_states:
-        if states[state, growing.EDGES] == _UNARY:
-            continue
-        first = row
-        target = states[state, growing.NEXT]
-        if target != ROOT:
-            image[begin + row * EDGE_SIZE] = text[states[state, growing.MIN_ENDPOS] + 1]
-            image[begin + row * EDGE_SIZE + 1] = names[target]
-            row += 1
-        edge = states[state, growing.EDGES]
-        while edge != growing.NO_EDGE:
-            image[begin + row * EDGE_SIZE] = edges[edge, growing.TOKEN]
-            image[begin + row * EDGE_SIZE + 1] = names[edges[edge, growing.TARGET]]
-            row += 1
-            edge = edges[edge, growing.SIBLING]
-        degree = row - first
-        if degree > len(keys):
-            keys = np.empty(2 * degree, np.int64)
-        where = np.int64(first)
-        if degree == 0:
-            where = np.int64(layout.NOTHING)
-        else:
-            _sort_edges(image, begin + first * EDGE_SIZE, degree, keys)
-            if degree > LINEAR:
-                where = np.int64(INDEXED - first)
-                _insert_index(image, begin + first * EDGE_SIZE, degree, slot)
-                row += 1
-                slot += degree + (degree >> 1)
-            last = begin + (row - 1) * EDGE_SIZE
-            image[last] = -1 - image[last]
-        image[layout.word(image, layout.STATES_BEGIN) + names[state] * STATE_SIZE + layout.EDGES] = where
-
-
-@inner
-def _sort_edges(image: Int32Array, begin: int, degree: int, keys: Int64Array) -> None:
-    """Sort rows by the target's count, highest first, then by where it ends first; by insertion, or a heap if many."""
-    if degree == 1:
-        return
-    for i in range(degree):
-        target = layout.word(image, begin + i * EDGE_SIZE + layout.TARGET)
-        # Smaller keys come first.
-        keys[i] = layout.endpos_of(image, target) - (layout.count_of(image, target) << 32)
-    if degree > LINEAR:
-        _heap_sort(image, begin, degree, keys)
-        return
-    for i in range(1, degree):
-        key, token = keys[i], image[begin + i * EDGE_SIZE]
-        target = layout.word(image, begin + i * EDGE_SIZE + 1)
-        j = i
-        while j > 0 and keys[j - 1] > key:
-            keys[j] = keys[j - 1]
-            image[begin + j * EDGE_SIZE] = image[begin + (j - 1) * EDGE_SIZE]
-            image[begin + j * EDGE_SIZE + 1] = image[begin + (j - 1) * EDGE_SIZE + 1]
-            j -= 1
-        keys[j] = key
-        image[begin + j * EDGE_SIZE] = token
-        image[begin + j * EDGE_SIZE + 1] = target
-
-
-@inner
-def _swap(image: Int32Array, begin: int, keys: Int64Array, i: int, j: int) -> None:
-    keys[i], keys[j] = keys[j], keys[i]
-    for field in range(EDGE_SIZE):
-        one, other = begin + i * EDGE_SIZE + field, begin + j * EDGE_SIZE + field
-        image[one], image[other] = image[other], image[one]
-
-
-@inner
-def _heap_sort(image: Int32Array, begin: int, degree: int, keys: Int64Array) -> None:
-    for step in range(degree // 2 + degree):
-        # First every parent from the last to the first, then the largest goes to the end, one after the other.
-        root, size = degree // 2 - 1 - step, degree
-        if root < 0:
-            size = degree - 1 - (step - degree // 2)
-            root = 0
-            _swap(image, begin, keys, 0, size)
-        while 2 * root + 1 < size:
-            child = 2 * root + 1
-            if child + 1 < size and keys[child + 1] > keys[child]:
-                child += 1
-            if keys[child] <= keys[root]:
-                break
-            _swap(image, begin, keys, root, child)
-            root = child
-
-
-@inner
-def _insert_index(image: Int32Array, begin: int, degree: int, slot: int) -> None:
-    """Move a sorted list on by a row, write that row, and index what comes after the first edges."""
-    for at in range(begin + degree * EDGE_SIZE - 1, begin - 1, -1):
-        image[at + EDGE_SIZE] = image[at]
-    image[begin], image[begin + 1] = degree, slot
-    num_slots = degree + (degree >> 1)
-    slots = layout.word(image, layout.SLOTS_BEGIN) + slot
-    for i in range(SCANNED, degree):
-        at = layout.first_slot(layout.word(image, begin + (i + 1) * EDGE_SIZE), num_slots)
-        while image[slots + at] != 0:
-            at += 1
-            if at == num_slots:
-                at = 0
-        image[slots + at] = i + 1
+    for edge in range(block[growing.NUM_EDGES]):
+        number = names[edges[edge, growing.SOURCE]]
+        row = begin + ends[number] * EDGE_SIZE
+        ends[number] += 1
+        image[row + layout.TOKEN] = edges[edge, growing.TOKEN]
+        image[row + layout.TARGET] = names[edges[edge, growing.TARGET]]
