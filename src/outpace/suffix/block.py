@@ -83,6 +83,15 @@ def extended(block: Int32Array, tokens: Int32Array, begin: int, end: int) -> Int
         block = _grown(block)
 
 
+def with_room(block: Int32Array, num_tokens: int) -> Int32Array:
+    """The block, or a larger copy if it might be too small for ``num_tokens`` more."""
+    while (
+        block[NUM_TOKENS] + num_tokens > block[CAPACITY] or block[NUM_STATES] + 2 * num_tokens > block[STATE_CAPACITY]
+    ):
+        block = _grown(block, num_tokens)
+    return block
+
+
 def _allocate(capacity: int, state_capacity: int, count_walk: int) -> Int32Array:
     if capacity > _MAX_CAPACITY:
         raise InputError(f"a suffix automaton holds at most {_MAX_CAPACITY} tokens, {capacity} are needed")
@@ -92,10 +101,10 @@ def _allocate(capacity: int, state_capacity: int, count_walk: int) -> Int32Array
     return block
 
 
-def _grown(block: Int32Array) -> Int32Array:
-    """A copy with more room: for twice as many tokens, or for the most states that its tokens can need."""
+def _grown(block: Int32Array, num_tokens: int = 1) -> Int32Array:
+    """A copy with more room: for twice as many tokens, or where ``num_tokens`` more fit, for the most states they can need."""
     capacity, count_walk = int(block[CAPACITY]), int(block[COUNT_WALK])
-    if block[NUM_TOKENS] == capacity:
+    if block[NUM_TOKENS] + num_tokens > capacity:
         larger = _allocate(2 * capacity, 3 * capacity, count_walk)
     else:
         larger = _allocate(capacity, 2 * capacity + 2, count_walk)

@@ -1,0 +1,236 @@
+"""Growing draft trees best-first, and keeping the cursors of many sequences: one compiled call for a batch."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from outpace._compile import compiled, inner
+from outpace.draft.contexts import (
+    ADDRESS,
+    LENGTH,
+    MOST_TOKENS,
+    SIZE,
+    STATE,
+    learn,
+    posterior,
+    step,
+    step_static,
+)
+from outpace.draft.escape import Float64Array
+from outpace.suffix.addresses import array_at
+from outpace.suffix.block import CAPACITY, NUM_STATES, NUM_TOKENS, STATE_CAPACITY, extend_block, matched
+from outpace.tree import Float32Array, Int32Array, Int64Array, UInt32Array
+
+_TOKEN, _PARENT, _KIND = range(3)  # columns of what waits
+
+
+@compiled
+def grow_trees(
+    slots: Int64Array,
+    caps: Int32Array,
+    num_sources: Int64Array,
+    all_sources: Int64Array,
+    all_cursors: Int64Array,
+    trials: Float64Array,
+    bits: Int64Array,
+    least: float,
+    offsets: Int32Array,
+    tokens: Int32Array,
+    parents: Int32Array,
+    log_probs: Float32Array,
+    origins: UInt32Array,
+) -> int:
+    """One tree for each sequence: always the most probable path that is not in the tree yet, as far as the cap allows.
+
+    Args:
+        slots: ``int64[B]``, rows of the tables.
+        caps: ``int32[B]``, most nodes of each tree.
+        num_sources: ``int64[slots]``, sources of each sequence.
+        all_sources: ``int64[slots, sources, 3]``, see `outpace.draft.contexts`.
+        all_cursors: ``int64[slots, sources, 2]``.
+        trials: ``float64[classes, 2]``.
+        bits: ``int64[kinds]``, the `Origin` of nodes of each kind of source.
+        least: Nodes that are reached with less than this probability are left out.
+        offsets: ``int32[B + 1]``, receives the trees' offsets.
+        tokens: ``int32[sum of caps]``, receives nodes, as do the others.
+        parents: ``int32[sum of caps]``.
+        log_probs: ``float32[sum of caps]``.
+        origins: ``uint32[sum of caps]``.
+
+    Returns:
+        Nodes of all trees.
+    """
+    most_nodes, most_sources = 1, 1
+    for b in range(len(slots)):
+        most_nodes = max(most_nodes, caps[b])
+        most_sources = max(most_sources, num_sources[slots[b]])
+    node_cursors = np.empty((most_nodes, most_sources, 2), np.int64)
+    reach = np.empty(most_nodes, np.float64)
+    waiting = np.empty((most_nodes, 3), np.int64)
+    waiting_reach = np.empty((most_nodes, 2), np.float64)
+    at = np.empty((most_sources, 2), np.int64)
+    found_tokens, found_probs = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.float64)
+    found_kinds = np.empty(MOST_TOKENS, np.int64)
+    new_tokens, new_counts = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int64)
+    offsets[0] = 0
+    for b in range(len(slots)):
+        slot, cap, begin = slots[b], int(caps[b]), int(offsets[b])
+        count = num_sources[slot]
+        sources, cursors = all_sources[slot, :count], all_cursors[slot, :count]
+        own = array_at(sources[0, ADDRESS], sources[0, SIZE])
+        cursors[0, STATE], cursors[0, LENGTH], _ = matched(own)
+        size, num_waiting, parent, reached = 0, 0, -1, 1.0
+        while size < cap:
+            here = cursors if parent < 0 else node_cursors[parent, :count]
+            floor = least
+            if num_waiting == cap - size:
+                floor = max(least, waiting_reach[0, 0])
+            found = posterior(
+                sources,
+                here,
+                trials,
+                floor / reached,
+                at[:count],
+                found_tokens,
+                found_probs,
+                found_kinds,
+                new_tokens,
+                new_counts,
+            )
+            for k in range(found):
+                num_waiting = _wait(
+                    waiting,
+                    waiting_reach,
+                    num_waiting,
+                    cap - size,
+                    least,
+                    reached * found_probs[k],
+                    found_probs[k],
+                    found_tokens[k],
+                    parent,
+                    found_kinds[k],
+                )
+            if num_waiting == 0:
+                break
+            num_waiting -= 1  # the last is the best
+            node = begin + size
+            above = waiting[num_waiting, _PARENT]
+            tokens[node], parents[node] = waiting[num_waiting, _TOKEN], above
+            log_probs[node] = min(0.0, np.log(waiting_reach[num_waiting, 1]))
+            origins[node] = bits[waiting[num_waiting, _KIND]]
+            reached = waiting_reach[num_waiting, 0]
+            if size + 1 < cap:
+                source_cursors = cursors if above < 0 else node_cursors[above, :count]
+                step(sources, source_cursors, node_cursors[size, :count], int(tokens[node]))
+            parent = size
+            size += 1
+        offsets[b + 1] = begin + size
+    return int(offsets[len(slots)])
+
+
+@inner
+def _wait(
+    waiting: Int64Array,
+    waiting_reach: Float64Array,
+    count: int,
+    room: int,
+    least: float,
+    reach: float,
+    prob: float,
+    token: int,
+    parent: int,
+    kind: int,
+) -> int:
+    """Put a candidate in its place among those that wait, the best last; with no room left the worst one goes.
+
+    Returns:
+        How many wait now.
+    """
+    if reach < least or (count == room and reach <= waiting_reach[0, 0]):
+        return count
+    if count == room:
+        place = 0
+        while place + 1 < count and waiting_reach[place + 1, 0] < reach:
+            _move(waiting, waiting_reach, place + 1, place)
+            place += 1
+    else:
+        place = count
+        while place > 0 and waiting_reach[place - 1, 0] >= reach:
+            _move(waiting, waiting_reach, place - 1, place)
+            place -= 1
+        count += 1
+    waiting[place, _TOKEN], waiting[place, _PARENT], waiting[place, _KIND] = token, parent, kind
+    waiting_reach[place, 0], waiting_reach[place, 1] = reach, prob
+    return count
+
+
+@inner
+def _move(waiting: Int64Array, waiting_reach: Float64Array, source: int, target: int) -> None:
+    for column in range(3):
+        waiting[target, column] = waiting[source, column]
+    waiting_reach[target, 0], waiting_reach[target, 1] = waiting_reach[source, 0], waiting_reach[source, 1]
+
+
+@compiled
+def take_tokens(
+    first: int,
+    slots: Int64Array,
+    token_offsets: Int32Array,
+    tokens: Int32Array,
+    num_sources: Int64Array,
+    all_sources: Int64Array,
+    all_cursors: Int64Array,
+    trials: Float64Array,
+    keeps_own: bool,
+) -> int:
+    """Append committed tokens to each sequence: learn from them, extend its automaton, move its cursors.
+
+    Args:
+        first: Sequence of the batch to begin with.
+        slots: ``int64[B]``, rows of the tables.
+        token_offsets: ``int32[B + 1]`` into ``tokens``.
+        tokens: ``int32[n]``.
+        num_sources: ``int64[slots]``.
+        all_sources: ``int64[slots, sources, 3]``.
+        all_cursors: ``int64[slots, sources, 2]``.
+        trials: ``float64[classes, 2]``.
+        keeps_own: Whether to extend the automata over the requests' own texts; they stay empty otherwise.
+
+    Returns:
+        The first sequence whose automaton has no room for its tokens, or ``B``. Those before it are done.
+    """
+    most_sources = 1
+    for slot in slots:
+        most_sources = max(most_sources, num_sources[slot])
+    at = np.empty((most_sources, 2), np.int64)
+    seen, new_tokens = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int32)
+    new_counts = np.empty(MOST_TOKENS, np.int64)
+    for b in range(first, len(slots)):
+        slot = slots[b]
+        count = num_sources[slot]
+        sources, cursors = all_sources[slot, :count], all_cursors[slot, :count]
+        own = array_at(sources[0, ADDRESS], sources[0, SIZE])
+        begin, end = int(token_offsets[b]), int(token_offsets[b + 1])
+        more = end - begin
+        if own[NUM_TOKENS] + more > own[CAPACITY] or own[NUM_STATES] + 2 * more > own[STATE_CAPACITY]:
+            return b
+        for i in range(begin, end):
+            cursors[0, STATE], cursors[0, LENGTH], _ = matched(own)
+            learn(sources, cursors, trials, int(tokens[i]), at[:count], seen, new_tokens, new_counts)
+            if keeps_own:
+                extend_block(own, tokens, i, i + 1)
+            step_static(sources, cursors, cursors, int(tokens[i]))
+    return len(slots)
+
+
+@compiled
+def walk_prompt(sources: Int64Array, cursors: Int64Array, tokens: Int32Array) -> None:
+    """Move the cursors of frozen automata over the end of a prompt.
+
+    Args:
+        sources: ``int64[S, 3]``.
+        cursors: ``int64[S, 2]``, zero.
+        tokens: ``int32[n]``.
+    """
+    for token in tokens:
+        step_static(sources, cursors, cursors, int(token))
