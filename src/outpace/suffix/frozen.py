@@ -14,7 +14,8 @@ Example: documents ``[7, 8, 9, 7, 8]`` and ``[7, 8]`` lie in the text as ``| 7 8
 string ``7`` occurs three times and ``8`` always follows, so ``7`` is an inner state with the count 3, its only target
 the state of ``7 8``. After ``7 8`` comes ``9`` once, then two ends. ``7 8 9`` is the leaf at position 3, number -4.
 
-Where the construction's states take about 60 bytes a token, an image of them takes about 22.
+Where the construction takes about 60 bytes a token, an image takes about 22. Opening an image checks its header only; a
+damaged body is found by `FrozenAutomaton.check`, and by the checksums of whoever keeps the file.
 """
 
 from __future__ import annotations
@@ -77,6 +78,9 @@ class FrozenAutomaton:
     @classmethod
     def build(cls, tokens: Int32Array, offsets: Int64Array) -> FrozenAutomaton:
         """Build from documents.
+
+        Beside the input it takes 80 to 95 bytes of memory a token on real text, up to 130 on random bits. The image takes
+        22 to 25, and up to 38.
 
         Args:
             tokens: ``int32[n]``, the documents one after the other.
