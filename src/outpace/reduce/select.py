@@ -4,10 +4,13 @@ Drafters propose; this alone cuts. The **path probability** of a node is the pro
 product of ``exp(log_prob)`` from the root down to the node. It never grows downwards, so the most probable nodes, with
 ties decided for the earlier node, always hold their own parents.
 
-Example: with at most two nodes, ``7 (0.5) -> 8 (0.9)`` beside ``9 (0.4)`` keeps ``7`` (0.5) and ``8`` (0.45).
+Example: with at most two nodes, ``7 (0.5) -> 8 (0.9)`` beside ``9 (0.4)`` keeps ``7`` (0.5) and ``8`` (0.45); so does a
+least path probability of 0.42.
 """
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 
@@ -19,13 +22,19 @@ _UNLIMITED = np.iinfo(np.int32).max
 
 
 def select(
-    trees: DraftTrees, limit: int | Int32Array, *, total: int | None = None, max_depth: Int32Array | None = None
+    trees: DraftTrees,
+    limit: int | Int32Array,
+    *,
+    total: int | None = None,
+    max_depth: Int32Array | None = None,
+    min_path_prob: float = 0.0,
 ) -> DraftTrees:
     """Keep the nodes with the highest path probability.
 
     Trees compete for ``total`` by path probability alone. Equal probabilities are decided for the node that comes
     first within its tree, then for the earlier tree, so that no tree starves another. Everything after ``limit`` is
-    keyword-only: a mean over the run and a cost in step time come as further keywords, each cutting further.
+    keyword-only, each cutting further: ``total`` serves a cost in step time (`Guard`), and with ``min_path_prob`` a
+    mean over the run (`NodeBudget`).
 
     Args:
         trees: What the drafters proposed. Unchanged.
@@ -33,12 +42,14 @@ def select(
         total: Most nodes of the batch, or None for no such limit.
         max_depth: ``int32[B]``, deepest level of each tree that may be kept (1 is right under the root), or None. For
             sequences that end soon, where deeper nodes could not be committed.
+        min_path_prob: Least path probability of a node that is kept, from 0 (no such limit) to 1.
 
     Returns:
         The kept nodes in their old order, with parents re-indexed; ``trees`` itself where nothing has to be cut.
 
     Raises:
-        ConfigError: A limit is negative, or there is not one limit or depth for each tree.
+        ConfigError: A limit is negative, there is not one limit or depth for each tree, or ``min_path_prob`` is no
+            probability.
     """
     if isinstance(limit, np.ndarray):
         if limit.shape != (trees.batch_size,):
@@ -51,6 +62,8 @@ def select(
     most = _UNLIMITED if total is None else min(total, _UNLIMITED)
     if most < 0 or (len(limits) and limits.min() < 0):
         raise ConfigError(f"limits on nodes must be at least 0, found limit {limit}, total {total}")
+    if not 0.0 <= min_path_prob <= 1.0:
+        raise ConfigError(f"min_path_prob must be from 0 to 1, found {min_path_prob}")
     if max_depth is not None:
         if max_depth.shape != (trees.batch_size,):
             raise ConfigError(f"max_depth must hold one for each of {trees.batch_size} trees, found {max_depth.shape}")
@@ -60,9 +73,12 @@ def select(
             trees = DraftTrees(
                 *_keep_nodes(trees.offsets, trees.tokens, trees.parents, trees.log_probs, trees.origins, shallow)
             )
-    if not _cuts(trees.offsets, limits, most):
+    if min_path_prob == 0.0 and not _cuts(trees.offsets, limits, most):
         return trees
-    keep = _best_nodes(trees.offsets, trees.parents, trees.log_probs, limits, most)
+    dearest = -math.log(min_path_prob) if min_path_prob else math.inf
+    keep, count = _best_nodes(trees.offsets, trees.parents, trees.log_probs, limits, most, dearest)
+    if count == trees.num_nodes:
+        return trees
     return DraftTrees(*_keep_nodes(trees.offsets, trees.tokens, trees.parents, trees.log_probs, trees.origins, keep))
 
 
@@ -76,8 +92,9 @@ def _cuts(offsets: Int32Array, limits: Int32Array, total: int) -> bool:
 
 @compiled
 def _best_nodes(
-    offsets: Int32Array, parents: Int32Array, log_probs: Float32Array, limits: Int32Array, total: int
-) -> BoolArray:
+    offsets: Int32Array, parents: Int32Array, log_probs: Float32Array, limits: Int32Array, total: int, dearest: float
+) -> tuple[BoolArray, int]:
+    """Which nodes stay, and how many; a node's cost is minus the logarithm of its path probability."""
     num_nodes, batch = len(parents), len(limits)
     # float64, and parent plus a number that is at most 0: rounding cannot lift a child over its parent.
     cost = np.empty(num_nodes, np.float64)
@@ -100,17 +117,17 @@ def _best_nodes(
 
     keep = np.zeros(num_nodes, np.bool_)
     kept = np.zeros(batch, np.int64)
-    left = total
+    count = 0
     # mergesort is stable: equal costs stay in the order of by_index.
     for place in np.argsort(cost[by_index], kind="mergesort"):
-        if left == 0:
+        if count == total or cost[by_index[place]] > dearest:
             break
         b = owner[place]
         if kept[b] < limits[b]:
             keep[by_index[place]] = True
             kept[b] += 1
-            left -= 1
-    return keep
+            count += 1
+    return keep, count
 
 
 @compiled

@@ -100,3 +100,14 @@ def test_the_input_stays_unchanged():
 def test_limits_that_make_no_sense_are_refused(limit, total):
     with pytest.raises(ConfigError):
         select(DraftTrees.concatenate([EXAMPLE, EXAMPLE]), limit, total=total)
+
+
+def test_nodes_below_the_least_path_probability_go():
+    assert select(EXAMPLE, 3, min_path_prob=0.42).validate().tokens.tolist() == [7, 8]
+    assert select(EXAMPLE, 1, min_path_prob=0.42).tokens.tolist() == [7]
+    assert select(EXAMPLE, 3, min_path_prob=0.38) is EXAMPLE
+    certain = make_tree([1, 2], [-1, 0], [0.0, -1e-3])
+    assert select(certain, 3, min_path_prob=1.0).tokens.tolist() == [1]
+    for value in (-0.1, 1.1, math.nan):
+        with pytest.raises(ConfigError, match="min_path_prob must be from 0 to 1"):
+            select(EXAMPLE, 3, min_path_prob=value)
