@@ -32,29 +32,39 @@ from outpace.tree import Int32Array, Int64Array
 ADDRESS, SIZE, SOURCE = range(3)  # columns of `sources`: where the automaton lies, its words, what kind of source it is
 STATE, LENGTH = range(2)  # columns of `cursors`
 MOST_TOKENS = 24  # that one context proposes, and that a posterior has
+_MOST_RANKS = 6  # contexts that are asked; more hardly add anything
 
 
 @inner
-def step(sources: Int64Array, cursors: Int64Array, target: Int64Array, token: int) -> None:
-    """Move all cursors by a token (Algorithm 1).
+def step(
+    sources: Int64Array, slot: int, num_sources: int, cursors: Int64Array, source: int, target: int, token: int
+) -> None:
+    """Move a sequence's cursors by a token (Algorithm 1).
 
     Args:
-        sources: ``int64[S, 3]``, the request's own text first.
-        cursors: ``int64[S, 2]``, before the token.
-        target: ``int64[S, 2]``, receives the cursors behind it; may be ``cursors``.
+        sources: ``int64[slots, S, 3]``, the request's own text first.
+        slot: Row of the sequence.
+        num_sources: How many of its sources there are.
+        cursors: ``int64[rows, S, 2]``.
+        source: The row of the cursors before the token.
+        target: The row that receives those behind it.
         token: The token.
     """
-    own = array_at(sources[0, ADDRESS], sources[0, SIZE])
-    target[0, STATE], target[0, LENGTH] = transfer_block(own, cursors[0, STATE], cursors[0, LENGTH], token)
-    step_static(sources, cursors, target, token)
+    own = array_at(sources[slot, 0, ADDRESS], sources[slot, 0, SIZE])
+    state, length = transfer_block(own, cursors[source, 0, STATE], cursors[source, 0, LENGTH], token)
+    cursors[target, 0, STATE], cursors[target, 0, LENGTH] = state, length
+    step_frozen_ones(sources, slot, num_sources, cursors, source, target, token)
 
 
 @inner
-def step_static(sources: Int64Array, cursors: Int64Array, target: Int64Array, token: int) -> None:
+def step_frozen_ones(
+    sources: Int64Array, slot: int, num_sources: int, cursors: Int64Array, source: int, target: int, token: int
+) -> None:
     """The same for all sources but the request's own text."""
-    for i in range(1, len(sources)):
-        image = array_at(sources[i, ADDRESS], sources[i, SIZE])
-        target[i, STATE], target[i, LENGTH] = step_frozen(image, cursors[i, STATE], cursors[i, LENGTH], token)
+    for i in range(1, num_sources):
+        image = array_at(sources[slot, i, ADDRESS], sources[slot, i, SIZE])
+        state, length = step_frozen(image, cursors[source, i, STATE], cursors[source, i, LENGTH], token)
+        cursors[target, i, STATE], cursors[target, i, LENGTH] = state, length
 
 
 @inner
@@ -118,15 +128,22 @@ def _followers_in_image(image: Int32Array, state: int, tokens: Int32Array, count
 
 @inner
 def _new_followers(
-    sources: Int64Array, i: int, at: Int64Array, seen: Int32Array, num_seen: int, tokens: Int32Array, counts: Int64Array
+    sources: Int64Array,
+    slot: int,
+    i: int,
+    at: Int64Array,
+    seen: Int32Array,
+    num_seen: int,
+    tokens: Int32Array,
+    counts: Int64Array,
 ) -> tuple[int, int]:
     """Ask the present context of source ``i``, and go on to the next shorter one.
 
     Returns:
         How many tokens it adds to the ``num_seen`` that were proposed before, and how often these followed together.
     """
-    image = array_at(sources[i, ADDRESS], sources[i, SIZE])
-    if sources[i, SOURCE] == OWN:
+    image = array_at(sources[slot, i, ADDRESS], sources[slot, i, SIZE])
+    if sources[slot, i, SOURCE] == OWN:
         found, at[i, STATE], at[i, LENGTH] = _followers_in_block(image, at[i, STATE], tokens, counts)
     else:
         found, at[i, STATE], at[i, LENGTH] = _followers_in_image(image, at[i, STATE], tokens, counts)
@@ -145,10 +162,10 @@ def _new_followers(
 
 
 @inner
-def _longest(at: Int64Array) -> int:
+def _longest(at: Int64Array, num_sources: int) -> int:
     """The source whose present context is the longest; -1 if all are empty."""
     best, length = -1, 0
-    for i in range(len(at)):
+    for i in range(num_sources):
         if at[i, LENGTH] > length:
             best, length = i, at[i, LENGTH]
     return best
@@ -157,7 +174,10 @@ def _longest(at: Int64Array) -> int:
 @inner
 def posterior(
     sources: Int64Array,
+    slot: int,
+    num_sources: int,
     cursors: Int64Array,
+    row: int,
     trials: Float64Array,
     least: float,
     at: Int64Array,
@@ -170,8 +190,11 @@ def posterior(
     """Next tokens and their estimated probabilities.
 
     Args:
-        sources: ``int64[S, 3]``.
-        cursors: ``int64[S, 2]``.
+        sources: ``int64[slots, S, 3]``.
+        slot: Row of the sequence.
+        num_sources: How many of its sources there are.
+        cursors: ``int64[rows, S, 2]``.
+        row: The row of the cursors.
         trials: ``float64[classes, 2]``, see `outpace.draft.escape.first_trials`.
         least: Contexts are asked until less than this is left.
         at: ``int64[S, 2]``, scratch.
@@ -184,20 +207,20 @@ def posterior(
     Returns:
         How many tokens there are.
     """
-    for i in range(len(sources)):
-        at[i, STATE], at[i, LENGTH] = cursors[i, STATE], cursors[i, LENGTH]
+    for i in range(num_sources):
+        at[i, STATE], at[i, LENGTH] = cursors[row, i, STATE], cursors[row, i, LENGTH]
     num, rank, left = 0, 0, 1.0
-    while left >= least and num < MOST_TOKENS:
-        i = _longest(at)
+    while left >= least and num < MOST_TOKENS and rank < _MOST_RANKS:
+        i = _longest(at, num_sources)
         if i < 0:
             break
-        length, source = at[i, LENGTH], sources[i, SOURCE]
-        new, occurrences = _new_followers(sources, i, at, tokens, num, new_tokens, new_counts)
+        length, source = at[i, LENGTH], sources[slot, i, SOURCE]
+        new, occurrences = _new_followers(sources, slot, i, at, tokens, num, new_tokens, new_counts)
         if occurrences == 0:
             continue
-        row = class_of(source, length, occurrences, new, rank)
+        kind = class_of(source, length, occurrences, new, rank)
         rank += 1
-        share = trials[row, 0] / trials[row, 1]
+        share = trials[kind, 0] / trials[kind, 1]
         for k in range(min(new, MOST_TOKENS - num)):
             tokens[num] = new_tokens[k]
             probs[num] = left * share * new_counts[k] / occurrences
@@ -210,7 +233,10 @@ def posterior(
 @inner
 def learn(
     sources: Int64Array,
+    slot: int,
+    num_sources: int,
     cursors: Int64Array,
+    row: int,
     trials: Float64Array,
     actual: int,
     at: Int64Array,
@@ -222,15 +248,15 @@ def learn(
 
     Args are those of `posterior`; ``seen`` is scratch.
     """
-    for i in range(len(sources)):
-        at[i, STATE], at[i, LENGTH] = cursors[i, STATE], cursors[i, LENGTH]
+    for i in range(num_sources):
+        at[i, STATE], at[i, LENGTH] = cursors[row, i, STATE], cursors[row, i, LENGTH]
     num, rank = 0, 0
-    while num < MOST_TOKENS:
-        i = _longest(at)
+    while num < MOST_TOKENS and rank < _MOST_RANKS:
+        i = _longest(at, num_sources)
         if i < 0:
             return
-        length, source = at[i, LENGTH], sources[i, SOURCE]
-        new, occurrences = _new_followers(sources, i, at, seen, num, new_tokens, new_counts)
+        length, source = at[i, LENGTH], sources[slot, i, SOURCE]
+        new, occurrences = _new_followers(sources, slot, i, at, seen, num, new_tokens, new_counts)
         if occurrences == 0:
             continue
         knew = False

@@ -14,7 +14,7 @@ from outpace.draft.contexts import (
     learn,
     posterior,
     step,
-    step_static,
+    step_frozen_ones,
 )
 from outpace.draft.escape import Float64Array
 from outpace.suffix.addresses import array_at
@@ -28,6 +28,7 @@ _TOKEN, _PARENT, _KIND = range(3)  # columns of what waits
 def grow_trees(
     slots: Int64Array,
     caps: Int32Array,
+    draft_size: int,
     num_sources: Int64Array,
     all_sources: Int64Array,
     all_cursors: Int64Array,
@@ -45,6 +46,7 @@ def grow_trees(
     Args:
         slots: ``int64[B]``, rows of the tables.
         caps: ``int32[B]``, most nodes of each tree.
+        draft_size: Most nodes of any.
         num_sources: ``int64[slots]``, sources of each sequence.
         all_sources: ``int64[slots, sources, 3]``, see `outpace.draft.contexts`.
         all_cursors: ``int64[slots, sources, 2]``.
@@ -52,20 +54,19 @@ def grow_trees(
         bits: ``int64[kinds]``, the `Origin` of nodes of each kind of source.
         least: Nodes that are reached with less than this probability are left out.
         offsets: ``int32[B + 1]``, receives the trees' offsets.
-        tokens: ``int32[sum of caps]``, receives nodes, as do the others.
-        parents: ``int32[sum of caps]``.
-        log_probs: ``float32[sum of caps]``.
-        origins: ``uint32[sum of caps]``.
+        tokens: ``int32[B * draft_size]``, receives nodes, as do the others.
+        parents: ``int32[B * draft_size]``.
+        log_probs: ``float32[B * draft_size]``.
+        origins: ``uint32[B * draft_size]``.
 
     Returns:
         Nodes of all trees.
     """
     most_nodes, most_sources = 1, 1
     for b in range(len(slots)):
-        most_nodes = max(most_nodes, caps[b])
+        most_nodes = max(most_nodes, min(caps[b], draft_size))
         most_sources = max(most_sources, num_sources[slots[b]])
-    node_cursors = np.empty((most_nodes, most_sources, 2), np.int64)
-    reach = np.empty(most_nodes, np.float64)
+    node_cursors = np.empty((most_nodes + 1, most_sources, 2), np.int64)  # the root's first
     waiting = np.empty((most_nodes, 3), np.int64)
     waiting_reach = np.empty((most_nodes, 2), np.float64)
     at = np.empty((most_sources, 2), np.int64)
@@ -74,23 +75,27 @@ def grow_trees(
     new_tokens, new_counts = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int64)
     offsets[0] = 0
     for b in range(len(slots)):
-        slot, cap, begin = slots[b], int(caps[b]), int(offsets[b])
+        slot, cap, begin = slots[b], min(int(caps[b]), draft_size), int(offsets[b])
         count = num_sources[slot]
-        sources, cursors = all_sources[slot, :count], all_cursors[slot, :count]
-        own = array_at(sources[0, ADDRESS], sources[0, SIZE])
-        cursors[0, STATE], cursors[0, LENGTH], _ = matched(own)
+        own = array_at(all_sources[slot, 0, ADDRESS], all_sources[slot, 0, SIZE])
+        node_cursors[0, 0, STATE], node_cursors[0, 0, LENGTH], _ = matched(own)
+        for i in range(1, count):
+            node_cursors[0, i, STATE] = all_cursors[slot, i, STATE]
+            node_cursors[0, i, LENGTH] = all_cursors[slot, i, LENGTH]
         size, num_waiting, parent, reached = 0, 0, -1, 1.0
         while size < cap:
-            here = cursors if parent < 0 else node_cursors[parent, :count]
             floor = least
             if num_waiting == cap - size:
                 floor = max(least, waiting_reach[0, 0])
             found = posterior(
-                sources,
-                here,
+                all_sources,
+                slot,
+                count,
+                node_cursors,
+                parent + 1,
                 trials,
                 floor / reached,
-                at[:count],
+                at,
                 found_tokens,
                 found_probs,
                 found_kinds,
@@ -120,8 +125,7 @@ def grow_trees(
             origins[node] = bits[waiting[num_waiting, _KIND]]
             reached = waiting_reach[num_waiting, 0]
             if size + 1 < cap:
-                source_cursors = cursors if above < 0 else node_cursors[above, :count]
-                step(sources, source_cursors, node_cursors[size, :count], int(tokens[node]))
+                step(all_sources, slot, count, node_cursors, above + 1, size + 1, int(tokens[node]))
             parent = size
             size += 1
         offsets[b + 1] = begin + size
@@ -208,18 +212,18 @@ def take_tokens(
     for b in range(first, len(slots)):
         slot = slots[b]
         count = num_sources[slot]
-        sources, cursors = all_sources[slot, :count], all_cursors[slot, :count]
-        own = array_at(sources[0, ADDRESS], sources[0, SIZE])
+        own = array_at(all_sources[slot, 0, ADDRESS], all_sources[slot, 0, SIZE])
         begin, end = int(token_offsets[b]), int(token_offsets[b + 1])
         more = end - begin
         if own[NUM_TOKENS] + more > own[CAPACITY] or own[NUM_STATES] + 2 * more > own[STATE_CAPACITY]:
             return b
         for i in range(begin, end):
-            cursors[0, STATE], cursors[0, LENGTH], _ = matched(own)
-            learn(sources, cursors, trials, int(tokens[i]), at[:count], seen, new_tokens, new_counts)
+            token = int(tokens[i])
+            all_cursors[slot, 0, STATE], all_cursors[slot, 0, LENGTH], _ = matched(own)
+            learn(all_sources, slot, count, all_cursors, slot, trials, token, at, seen, new_tokens, new_counts)
             if keeps_own:
                 extend_block(own, tokens, i, i + 1)
-            step_static(sources, cursors, cursors, int(tokens[i]))
+            step_frozen_ones(all_sources, slot, count, all_cursors, slot, slot, token)
     return len(slots)
 
 
@@ -228,9 +232,9 @@ def walk_prompt(sources: Int64Array, cursors: Int64Array, tokens: Int32Array) ->
     """Move the cursors of frozen automata over the end of a prompt.
 
     Args:
-        sources: ``int64[S, 3]``.
-        cursors: ``int64[S, 2]``, zero.
+        sources: ``int64[1, S, 3]``.
+        cursors: ``int64[1, S, 2]``, zero.
         tokens: ``int32[n]``.
     """
     for token in tokens:
-        step_static(sources, cursors, cursors, int(token))
+        step_frozen_ones(sources, 0, sources.shape[1], cursors, 0, 0, int(token))

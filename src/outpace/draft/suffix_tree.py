@@ -88,6 +88,8 @@ class SuffixTreeDrafter(Drafter):
         self._sequences: OpenSequences[_Open] = OpenSequences()
         self._trials = first_trials()
         self._free: list[int] = []
+        self._last_keys: SequenceOf[int] = []
+        self._last_slots: Int64Array = np.zeros(0, np.int64)
         self._num_sources: Int64Array = np.zeros(0, np.int64)
         self._all_sources: Int64Array = np.zeros((0, 1, 3), np.int64)
         self._all_cursors: Int64Array = np.zeros((0, 1, 2), np.int64)
@@ -109,7 +111,7 @@ class SuffixTreeDrafter(Drafter):
             sources[place] = address_of(segment.image), len(segment.image), MEMORY if place <= len(segments) else CORPUS
         cursors = np.zeros((len(sources), 2), np.int64)
         if frozen:
-            walk_prompt(sources, cursors, tokens[-_CONTEXT:])
+            walk_prompt(sources[None], cursors[None], tokens[-_CONTEXT:])
         self._add(key, block, frozen, sources, cursors)
 
     def propose(self, keys: SequenceOf[int], caps: Int32Array) -> DraftTrees:
@@ -118,14 +120,14 @@ class SuffixTreeDrafter(Drafter):
         Raises:
             LifecycleError: A key is not open.
         """
-        caps = np.minimum(caps, self.draft_size)
-        room = int(caps.sum())
+        room = len(keys) * self.draft_size
         offsets = np.empty(len(keys) + 1, _INT32)
         tokens, parents = np.empty(room, _INT32), np.empty(room, _INT32)
         log_probs, origins = np.empty(room, _FLOAT32), np.empty(room, _UINT32)
         used = grow_trees(
             self._slots(keys),
             caps,
+            self.draft_size,
             self._num_sources,
             self._all_sources,
             self._all_cursors,
@@ -172,6 +174,7 @@ class SuffixTreeDrafter(Drafter):
         sequence = self._sequences[key]
         self._sequences.remove(key)
         self._free.append(sequence.slot)
+        self._last_keys = []
 
     def fork(self, key: int, new_key: int) -> None:
         """Open ``new_key`` as a copy of ``key``.
@@ -187,15 +190,25 @@ class SuffixTreeDrafter(Drafter):
         self._add(new_key, block, sequence.segments, sources, self._all_cursors[sequence.slot, :count].copy())
 
     def _slots(self, keys: SequenceOf[int]) -> Int64Array:
-        return np.array([self._sequences[key].slot for key in keys], np.int64)
+        """``int64[B]``, rows of the tables. Batches hardly change from call to call, so the last one is kept."""
+        if keys != self._last_keys:
+            self._last_slots = np.array([self._sequences[key].slot for key in keys], np.int64)
+            self._last_keys = list(keys)
+        return self._last_slots
 
     def _add(
-        self, key: int, block: Int32Array, segments: tuple[FrozenAutomaton, ...], sources: Int64Array, cursors: Int64Array
+        self,
+        key: int,
+        block: Int32Array,
+        segments: tuple[FrozenAutomaton, ...],
+        sources: Int64Array,
+        cursors: Int64Array,
     ) -> None:
         """Give a sequence a row of the tables, larger ones if there is none left."""
         rows, width = self._all_sources.shape[:2]
         slot = self._free[-1] if self._free else rows
         self._sequences.add(key, _Open(slot, block, segments))
+        self._last_keys = []
         if self._free:
             self._free.pop()
         else:
