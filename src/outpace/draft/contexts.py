@@ -5,7 +5,8 @@ Words:
 - A **source** is a text that may tell how the present one goes on: the request's own text so far (a growing automaton),
   segments of earlier responses, shards of corpora (frozen automata).
 - A **cursor** is where the text stands in a source: the state and the length of its longest suffix that occurs there. The
-  suffix links from it lead through all its **contexts**, from the longest to the shortest.
+  suffix links from it lead through all its **contexts**, from the longest to the shortest. The **cursors** of a text are
+  ``int64[S, 2]``, that in the request's own text first, then those of its row of the table (`outpace.draft.cursors`).
 - The **posterior** of a next token blends what all contexts of all sources saw.
 
 The blend is prediction by partial matching (Cleary and Witten 1984) with exclusion. Contexts are asked in the order of their
@@ -21,50 +22,48 @@ if its kind is right in 30 of 100 cases, ``e`` gets 0.4 * 0.3 = 0.12.
 from __future__ import annotations
 
 from outpace._compile import inner
-from outpace.draft.escape import OWN, Float64Array, class_of, record
+from outpace.draft import cursors as table
+from outpace.draft.cursors import block_of, image_of
+from outpace.draft.escape import CORPUS, MEMORY, OWN, Float64Array, class_of, record
 from outpace.suffix import block as growing
 from outpace.suffix import image as frozen
-from outpace.suffix.addresses import array_at
-from outpace.suffix.block import transfer_block
+from outpace.suffix.block import matched, transfer_block
 from outpace.suffix.image import count_of, step_frozen, text_at, word
 from outpace.tree import Int32Array, Int64Array
 
-ADDRESS, SIZE, SOURCE = range(3)  # columns of `sources`: where the automaton lies, its words, what kind of source it is
-STATE, LENGTH = range(2)  # columns of `cursors`
+STATE, LENGTH = range(2)  # columns of cursors
 MOST_TOKENS = 24  # that one context proposes, and that a posterior has
 _MOST_RANKS = 6  # contexts that are asked; more hardly add anything
 
 
 @inner
-def step(
-    sources: Int64Array, slot: int, num_sources: int, cursors: Int64Array, source: int, target: int, token: int
-) -> None:
-    """Move a sequence's cursors by a token (Algorithm 1).
-
-    Args:
-        sources: ``int64[slots, S, 3]``, the request's own text first.
-        slot: Row of the sequence.
-        num_sources: How many of its sources there are.
-        cursors: ``int64[rows, S, 2]``.
-        source: The row of the cursors before the token.
-        target: The row that receives those behind it.
-        token: The token.
-    """
-    own = array_at(sources[slot, 0, ADDRESS], sources[slot, 0, SIZE])
-    state, length = transfer_block(own, cursors[source, 0, STATE], cursors[source, 0, LENGTH], token)
-    cursors[target, 0, STATE], cursors[target, 0, LENGTH] = state, length
-    step_frozen_ones(sources, slot, num_sources, cursors, source, target, token)
+def cursors_of(row: Int64Array, cursors: Int64Array) -> None:
+    """Write the cursors of a sequence's text, as they stand in its row of the table, to ``int64[S, 2]``."""
+    cursors[0, STATE], cursors[0, LENGTH] = 0, 0
+    if row[table.BLOCK] != 0:
+        cursors[0, STATE], cursors[0, LENGTH], _ = matched(block_of(row))
+    for i in range(row[table.NUM_CURSORS]):
+        begin = table.FIRST_CURSOR + i * table.CURSOR_SIZE
+        cursors[1 + i, STATE], cursors[1 + i, LENGTH] = row[begin + table.STATE], row[begin + table.LENGTH]
 
 
 @inner
-def step_frozen_ones(
-    sources: Int64Array, slot: int, num_sources: int, cursors: Int64Array, source: int, target: int, token: int
-) -> None:
-    """The same for all sources but the request's own text."""
-    for i in range(1, num_sources):
-        image = array_at(sources[slot, i, ADDRESS], sources[slot, i, SIZE])
-        state, length = step_frozen(image, cursors[source, i, STATE], cursors[source, i, LENGTH], token)
-        cursors[target, i, STATE], cursors[target, i, LENGTH] = state, length
+def step(row: Int64Array, cursors: Int64Array, target: Int64Array, token: int) -> None:
+    """Move all cursors by a token (Algorithm 1).
+
+    Args:
+        row: The sequence's row of the table.
+        cursors: ``int64[S, 2]``, before the token.
+        target: ``int64[S, 2]``, receives the cursors behind it.
+        token: The token.
+    """
+    target[0, STATE], target[0, LENGTH] = 0, 0
+    if row[table.BLOCK] != 0:
+        state, length = transfer_block(block_of(row), cursors[0, STATE], cursors[0, LENGTH], token)
+        target[0, STATE], target[0, LENGTH] = state, length
+    for i in range(row[table.NUM_CURSORS]):
+        state, length = step_frozen(image_of(row, i), cursors[1 + i, STATE], cursors[1 + i, LENGTH], token)
+        target[1 + i, STATE], target[1 + i, LENGTH] = state, length
 
 
 @inner
@@ -127,26 +126,26 @@ def _followers_in_image(image: Int32Array, state: int, tokens: Int32Array, count
 
 
 @inner
+def _source_of(row: Int64Array, i: int) -> int:
+    """What kind of source cursor ``i`` stands in."""
+    if i == 0:
+        return OWN
+    return CORPUS if i <= row[table.NUM_STATIC] else MEMORY
+
+
+@inner
 def _new_followers(
-    sources: Int64Array,
-    slot: int,
-    i: int,
-    at: Int64Array,
-    seen: Int32Array,
-    num_seen: int,
-    tokens: Int32Array,
-    counts: Int64Array,
+    row: Int64Array, i: int, at: Int64Array, seen: Int32Array, num_seen: int, tokens: Int32Array, counts: Int64Array
 ) -> tuple[int, int]:
     """Ask the present context of source ``i``, and go on to the next shorter one.
 
     Returns:
         How many tokens it adds to the ``num_seen`` that were proposed before, and how often these followed together.
     """
-    image = array_at(sources[slot, i, ADDRESS], sources[slot, i, SIZE])
-    if sources[slot, i, SOURCE] == OWN:
-        found, at[i, STATE], at[i, LENGTH] = _followers_in_block(image, at[i, STATE], tokens, counts)
+    if i == 0:
+        found, at[i, STATE], at[i, LENGTH] = _followers_in_block(block_of(row), at[i, STATE], tokens, counts)
     else:
-        found, at[i, STATE], at[i, LENGTH] = _followers_in_image(image, at[i, STATE], tokens, counts)
+        found, at[i, STATE], at[i, LENGTH] = _followers_in_image(image_of(row, i - 1), at[i, STATE], tokens, counts)
     new, occurrences = 0, 0
     for k in range(found):
         known = False
@@ -163,21 +162,18 @@ def _new_followers(
 
 @inner
 def _longest(at: Int64Array, num_sources: int) -> int:
-    """The source whose present context is the longest; -1 if all are empty."""
+    """The source whose present context is the longest; -1 if all are empty. Of equals the text's own, then the latest."""
     best, length = -1, 0
-    for i in range(num_sources):
+    for i in range(num_sources - 1, 0, -1):
         if at[i, LENGTH] > length:
             best, length = i, at[i, LENGTH]
-    return best
+    return 0 if at[0, LENGTH] > 0 and at[0, LENGTH] >= length else best
 
 
 @inner
 def posterior(
-    sources: Int64Array,
-    slot: int,
-    num_sources: int,
+    row: Int64Array,
     cursors: Int64Array,
-    row: int,
     trials: Float64Array,
     least: float,
     at: Int64Array,
@@ -190,11 +186,8 @@ def posterior(
     """Next tokens and their estimated probabilities.
 
     Args:
-        sources: ``int64[slots, S, 3]``.
-        slot: Row of the sequence.
-        num_sources: How many of its sources there are.
-        cursors: ``int64[rows, S, 2]``.
-        row: The row of the cursors.
+        row: The sequence's row of the table.
+        cursors: ``int64[S, 2]``.
         trials: ``float64[classes, 2]``, see `outpace.draft.escape.first_trials`.
         least: Contexts are asked until less than this is left.
         at: ``int64[S, 2]``, scratch.
@@ -207,15 +200,16 @@ def posterior(
     Returns:
         How many tokens there are.
     """
+    num_sources = 1 + row[table.NUM_CURSORS]
     for i in range(num_sources):
-        at[i, STATE], at[i, LENGTH] = cursors[row, i, STATE], cursors[row, i, LENGTH]
+        at[i, STATE], at[i, LENGTH] = cursors[i, STATE], cursors[i, LENGTH]
     num, rank, left = 0, 0, 1.0
     while left >= least and num < MOST_TOKENS and rank < _MOST_RANKS:
         i = _longest(at, num_sources)
         if i < 0:
             break
-        length, source = at[i, LENGTH], sources[slot, i, SOURCE]
-        new, occurrences = _new_followers(sources, slot, i, at, tokens, num, new_tokens, new_counts)
+        length, source = at[i, LENGTH], _source_of(row, i)
+        new, occurrences = _new_followers(row, i, at, tokens, num, new_tokens, new_counts)
         if occurrences == 0:
             continue
         kind = class_of(source, length, occurrences, new, rank)
@@ -232,11 +226,8 @@ def posterior(
 
 @inner
 def learn(
-    sources: Int64Array,
-    slot: int,
-    num_sources: int,
+    row: Int64Array,
     cursors: Int64Array,
-    row: int,
     trials: Float64Array,
     actual: int,
     at: Int64Array,
@@ -248,15 +239,16 @@ def learn(
 
     Args are those of `posterior`; ``seen`` is scratch.
     """
+    num_sources = 1 + row[table.NUM_CURSORS]
     for i in range(num_sources):
-        at[i, STATE], at[i, LENGTH] = cursors[row, i, STATE], cursors[row, i, LENGTH]
+        at[i, STATE], at[i, LENGTH] = cursors[i, STATE], cursors[i, LENGTH]
     num, rank = 0, 0
     while num < MOST_TOKENS and rank < _MOST_RANKS:
         i = _longest(at, num_sources)
         if i < 0:
             return
-        length, source = at[i, LENGTH], sources[slot, i, SOURCE]
-        new, occurrences = _new_followers(sources, slot, i, at, seen, num, new_tokens, new_counts)
+        length, source = at[i, LENGTH], _source_of(row, i)
+        new, occurrences = _new_followers(row, i, at, seen, num, new_tokens, new_counts)
         if occurrences == 0:
             continue
         knew = False

@@ -27,7 +27,7 @@ from numba import types
 from outpace._compile import compiled, inner
 from outpace.draft.sequences import OpenSequences
 from outpace.kernels.simd import operation
-from outpace.suffix.block import extend_block, extended, new_block
+from outpace.suffix.block import extend_block, extended, new_block, with_room
 from outpace.suffix.frozen import FrozenAutomaton
 from outpace.suffix.image import step_frozen
 from outpace.tree import Int32Array, Int64Array
@@ -155,6 +155,15 @@ class Cursors:
             slot = int(slots[full])
             self._set_block(slot, extended(self._blocks[slot], tokens, at, int(offsets[full + 1])))
             full, at = _advance(self.table, slots, offsets, tokens, full)
+
+    def make_room(self, key: int, num_tokens: int) -> None:
+        """Make sure that the text of a sequence can take ``num_tokens`` more without another block.
+
+        Raises:
+            LifecycleError: The key is not open.
+        """
+        slot = self._slots[key]
+        self._set_block(slot, with_room(self._blocks[slot], num_tokens))
 
     def match(self, key: int) -> list[tuple[int, int]]:
         """State and length of each cursor of a sequence, those of corpora first; for tests.

@@ -5,20 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from outpace._compile import compiled, inner
-from outpace.draft.contexts import (
-    ADDRESS,
-    LENGTH,
-    MOST_TOKENS,
-    SIZE,
-    STATE,
-    learn,
-    posterior,
-    step,
-    step_frozen_ones,
-)
+from outpace.draft import cursors as layout
+from outpace.draft.contexts import MOST_TOKENS, cursors_of, learn, posterior, step
+from outpace.draft.cursors import block_of, image_of
 from outpace.draft.escape import Float64Array
-from outpace.suffix.addresses import array_at
-from outpace.suffix.block import CAPACITY, NUM_STATES, NUM_TOKENS, STATE_CAPACITY, extend_block, matched
+from outpace.suffix.block import CAPACITY, NUM_STATES, NUM_TOKENS, STATE_CAPACITY, extend_block
+from outpace.suffix.image import step_frozen
 from outpace.tree import Float32Array, Int32Array, Int64Array, UInt32Array
 
 _TOKEN, _PARENT, _KIND = range(3)  # columns of what waits
@@ -29,9 +21,7 @@ def grow_trees(
     slots: Int64Array,
     caps: Int32Array,
     draft_size: int,
-    num_sources: Int64Array,
-    all_sources: Int64Array,
-    all_cursors: Int64Array,
+    table: Int64Array,
     trials: Float64Array,
     bits: Int64Array,
     least: float,
@@ -44,12 +34,10 @@ def grow_trees(
     """One tree for each sequence: always the most probable path that is not in the tree yet, as far as the cap allows.
 
     Args:
-        slots: ``int64[B]``, rows of the tables.
+        slots: ``int64[B]``, rows of the table.
         caps: ``int32[B]``, most nodes of each tree.
         draft_size: Most nodes of any.
-        num_sources: ``int64[slots]``, sources of each sequence.
-        all_sources: ``int64[slots, sources, 3]``, see `outpace.draft.contexts`.
-        all_cursors: ``int64[slots, sources, 2]``.
+        table: ``int64[slots, width]``, see `outpace.draft.cursors`.
         trials: ``float64[classes, 2]``.
         bits: ``int64[kinds]``, the `Origin` of nodes of each kind of source.
         least: Nodes that are reached with less than this probability are left out.
@@ -65,7 +53,7 @@ def grow_trees(
     most_nodes, most_sources = 1, 1
     for b in range(len(slots)):
         most_nodes = max(most_nodes, min(caps[b], draft_size))
-        most_sources = max(most_sources, num_sources[slots[b]])
+        most_sources = max(most_sources, 1 + table[slots[b], layout.NUM_CURSORS])
     node_cursors = np.empty((most_nodes + 1, most_sources, 2), np.int64)  # the root's first
     waiting = np.empty((most_nodes, 3), np.int64)
     waiting_reach = np.empty((most_nodes, 2), np.float64)
@@ -75,24 +63,16 @@ def grow_trees(
     new_tokens, new_counts = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int64)
     offsets[0] = 0
     for b in range(len(slots)):
-        slot, cap, begin = slots[b], min(int(caps[b]), draft_size), int(offsets[b])
-        count = num_sources[slot]
-        own = array_at(all_sources[slot, 0, ADDRESS], all_sources[slot, 0, SIZE])
-        node_cursors[0, 0, STATE], node_cursors[0, 0, LENGTH], _ = matched(own)
-        for i in range(1, count):
-            node_cursors[0, i, STATE] = all_cursors[slot, i, STATE]
-            node_cursors[0, i, LENGTH] = all_cursors[slot, i, LENGTH]
+        row, cap, begin = table[slots[b]], min(int(caps[b]), draft_size), int(offsets[b])
+        cursors_of(row, node_cursors[0])
         size, num_waiting, parent, reached = 0, 0, -1, 1.0
         while size < cap:
             floor = least
             if num_waiting == cap - size:
                 floor = max(least, waiting_reach[0, 0])
             found = posterior(
-                all_sources,
-                slot,
-                count,
-                node_cursors,
-                parent + 1,
+                row,
+                node_cursors[parent + 1],
                 trials,
                 floor / reached,
                 at,
@@ -125,7 +105,7 @@ def grow_trees(
             origins[node] = bits[waiting[num_waiting, _KIND]]
             reached = waiting_reach[num_waiting, 0]
             if size + 1 < cap:
-                step(all_sources, slot, count, node_cursors, above + 1, size + 1, int(tokens[node]))
+                step(row, node_cursors[above + 1], node_cursors[size + 1], int(tokens[node]))
             parent = size
             size += 1
         offsets[b + 1] = begin + size
@@ -181,60 +161,43 @@ def take_tokens(
     slots: Int64Array,
     token_offsets: Int32Array,
     tokens: Int32Array,
-    num_sources: Int64Array,
-    all_sources: Int64Array,
-    all_cursors: Int64Array,
+    table: Int64Array,
     trials: Float64Array,
-    keeps_own: bool,
 ) -> int:
     """Append committed tokens to each sequence: learn from them, extend its automaton, move its cursors.
 
     Args:
         first: Sequence of the batch to begin with.
-        slots: ``int64[B]``, rows of the tables.
+        slots: ``int64[B]``, rows of the table.
         token_offsets: ``int32[B + 1]`` into ``tokens``.
         tokens: ``int32[n]``.
-        num_sources: ``int64[slots]``.
-        all_sources: ``int64[slots, sources, 3]``.
-        all_cursors: ``int64[slots, sources, 2]``.
+        table: ``int64[slots, width]``, see `outpace.draft.cursors`.
         trials: ``float64[classes, 2]``.
-        keeps_own: Whether to extend the automata over the requests' own texts; they stay empty otherwise.
 
     Returns:
         The first sequence whose automaton has no room for its tokens, or ``B``. Those before it are done.
     """
     most_sources = 1
     for slot in slots:
-        most_sources = max(most_sources, num_sources[slot])
-    at = np.empty((most_sources, 2), np.int64)
+        most_sources = max(most_sources, 1 + table[slot, layout.NUM_CURSORS])
+    cursors, at = np.empty((most_sources, 2), np.int64), np.empty((most_sources, 2), np.int64)
     seen, new_tokens = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int32)
     new_counts = np.empty(MOST_TOKENS, np.int64)
     for b in range(first, len(slots)):
-        slot = slots[b]
-        count = num_sources[slot]
-        own = array_at(all_sources[slot, 0, ADDRESS], all_sources[slot, 0, SIZE])
+        row = table[slots[b]]
         begin, end = int(token_offsets[b]), int(token_offsets[b + 1])
-        more = end - begin
-        if own[NUM_TOKENS] + more > own[CAPACITY] or own[NUM_STATES] + 2 * more > own[STATE_CAPACITY]:
-            return b
+        if row[layout.BLOCK] != 0:
+            own, more = block_of(row), end - begin
+            if own[NUM_TOKENS] + more > own[CAPACITY] or own[NUM_STATES] + 2 * more > own[STATE_CAPACITY]:
+                return b
         for i in range(begin, end):
-            token = int(tokens[i])
-            all_cursors[slot, 0, STATE], all_cursors[slot, 0, LENGTH], _ = matched(own)
-            learn(all_sources, slot, count, all_cursors, slot, trials, token, at, seen, new_tokens, new_counts)
-            if keeps_own:
-                extend_block(own, tokens, i, i + 1)
-            step_frozen_ones(all_sources, slot, count, all_cursors, slot, slot, token)
+            cursors_of(row, cursors)
+            learn(row, cursors, trials, int(tokens[i]), at, seen, new_tokens, new_counts)
+            if row[layout.BLOCK] != 0:
+                extend_block(block_of(row), tokens, i, i + 1)
+            for k in range(row[layout.NUM_CURSORS]):
+                place = layout.FIRST_CURSOR + k * layout.CURSOR_SIZE
+                row[place + layout.STATE], row[place + layout.LENGTH] = step_frozen(
+                    image_of(row, k), row[place + layout.STATE], row[place + layout.LENGTH], int(tokens[i])
+                )
     return len(slots)
-
-
-@compiled
-def walk_prompt(sources: Int64Array, cursors: Int64Array, tokens: Int32Array) -> None:
-    """Move the cursors of frozen automata over the end of a prompt.
-
-    Args:
-        sources: ``int64[1, S, 3]``.
-        cursors: ``int64[1, S, 2]``, zero.
-        tokens: ``int32[n]``.
-    """
-    for token in tokens:
-        step_frozen_ones(sources, 0, sources.shape[1], cursors, 0, 0, int(token))
