@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outpace._memory import free_main_memory
 from outpace._version import __version__
 from outpace.corpora.documents import FORMATS, DocumentReader, Part, Source
 from outpace.corpora.memory import num_cpus, peak_resident, resident, size_text
@@ -30,7 +31,7 @@ from outpace.suffix.corpus import SOURCES, Manifest, ShardEntry, TokenizerEntry,
 from outpace.tokenizers import TextTokenizer
 from outpace.tree import Int32Array
 
-BYTES_PER_TOKEN = 100  # that a build needs at its peak, about
+BYTES_PER_TOKEN = 128  # that a build needs at its peak, beside 100 MB of each process; measured: 100 to 120
 MOST_TOKENS = 2**27  # of a shard: positions, states and words of its image have int32 numbers
 
 _LEAST_TOKENS = 2**20  # of a shard, before fewer processes are used
@@ -49,8 +50,8 @@ class BuildOptions:
         fields: Of a JSON line; see `RecordReader`.
         chat: Render conversations with the tokenizer's chat template; see `RecordReader`.
         skip_bad_lines: Count lines that cannot be used, instead of ending at the first.
-        memory: Bytes that all processes together may take; half of what is free by default. Inputs for which that is not
-            enough become shards.
+        memory: Bytes that all processes together may take for shards, beside about 100 MB each; half of what is free by
+            default. Inputs for which that is not enough become shards.
         workers: Processes that build shards, between which the memory is divided; as many as there are CPUs by default, fewer
             where shards would become very small.
         force: Replace a corpus that is already there.
@@ -110,6 +111,7 @@ class BuildReport:
         seconds_reading: Reading, encoding and spooling.
         seconds_building: Building and writing the shards.
         peak_memory: The most bytes that one process held, mapped files included.
+        peak_worker: The same of the processes that built shards; 0 if this one did.
         notes: What the user should know: something was left out, another build is under way.
     """
 
@@ -118,6 +120,7 @@ class BuildReport:
     seconds_reading: float
     seconds_building: float
     peak_memory: int
+    peak_worker: int
     notes: tuple[str, ...]
 
 
@@ -148,14 +151,9 @@ def build_corpus(
         run = _Build(building.folder, tokenizer, reader, options, progress or _ignore)
         manifest = run.make(inputs)
         building.publish()
-    return BuildReport(
-        place,
-        manifest,
-        run.seconds_reading,
-        run.seconds_building,
-        run.peak,
-        (*building.notes, *_notes(reader, manifest)),
-    )
+    notes = (*building.notes, *_notes(reader, manifest))
+    peak = max(run.peak_worker, peak_resident())
+    return BuildReport(place, manifest, run.seconds_reading, run.seconds_building, peak, run.peak_worker, notes)
 
 
 class _Build:
@@ -165,14 +163,14 @@ class _Build:
         self, folder: Path, tokenizer: TextTokenizer, reader: DocumentReader, options: BuildOptions, tell: Tell
     ) -> None:
         self.folder, self.tokenizer, self.reader, self.options, self.tell = folder, tokenizer, reader, options, tell
-        self.memory = options.memory or max(_free_memory() // 2, _LEAST_MEMORY)
+        self.memory = options.memory or max(free_main_memory() // 2, _LEAST_MEMORY)
         wanted = options.workers or num_cpus()
         self.workers = max(1, min(wanted, self.memory // (BYTES_PER_TOKEN * _LEAST_TOKENS)))
         # One process alone may take all the memory: what fits into it needs no shards.
         self.fits = min(self.memory // BYTES_PER_TOKEN, MOST_TOKENS)
         self.limit = min(self.memory // self.workers // BYTES_PER_TOKEN, MOST_TOKENS)
         self.seconds_reading = self.seconds_building = 0.0
-        self.peak = 0
+        self.peak_worker = 0
         self._told = 0.0
 
     def make(self, inputs: SequenceOf[str | Path]) -> Manifest:
@@ -225,8 +223,7 @@ class _Build:
             self._tell("building", tokens, spool.tokens, spool.tokens, begin, processes, last=ends)
 
         tell(built, [])
-        built, peak = run_jobs(jobs, spool.tokens, self.workers, tell)
-        self.peak = max(peak, peak_resident())
+        built, self.peak_worker = run_jobs(jobs, spool.tokens, self.workers, tell)
         tell(built, [])
         return built
 
@@ -333,14 +330,6 @@ def _notes(reader: DocumentReader, manifest: Manifest) -> Iterator[str]:
         )
     if cut:
         yield f"documents larger than a shard, cut into several: {cut:,}"
-
-
-def _free_memory() -> int:
-    import torch
-
-    from outpace.model.memory import free_memory
-
-    return free_memory(torch.device("cpu"))
 
 
 def _ignore(_progress: BuildProgress) -> None:

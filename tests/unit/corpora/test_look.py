@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.corpora.look import Found, look_up, source_of
@@ -58,6 +58,7 @@ def look_up_slowly(shards: list[Documents], text: list[int]) -> Found | None:
     return None
 
 
+@settings(deadline=None)
 @given(documents_of_shards, st.lists(st.integers(0, 3), max_size=10))
 def test_as_by_brute_force(shards: list[Documents], text: list[int]) -> None:
     found = look_up(corpus_of(shards), np.array(text, np.int32), around=3)

@@ -8,6 +8,7 @@ from typing import Protocol
 import pytest
 import torch
 
+from outpace import _memory
 from outpace.model import memory
 
 CPU = torch.device("cpu")
@@ -28,8 +29,8 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("".join(f"{line}\n" for line in lines))
 
-    monkeypatch.setattr(memory, "_PROC", tmp_path / "proc")
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(_memory, "_PROC", tmp_path / "proc")
+    monkeypatch.setattr(_memory, "_CGROUPS", tmp_path / "cgroup")
     to("proc/meminfo", "MemTotal: 16777216 kB", "MemFree: 1024 kB", f"MemAvailable: {8 * 2**20} kB")
     return to
 
@@ -39,8 +40,8 @@ def test_the_machine_alone(write: Write) -> None:
 
 
 def test_nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(memory, "_PROC", tmp_path)
-    monkeypatch.setattr(memory, "_CGROUPS", tmp_path)
+    monkeypatch.setattr(_memory, "_PROC", tmp_path)
+    monkeypatch.setattr(_memory, "_CGROUPS", tmp_path)
     assert memory.free_memory(CPU) == 4 * GIB
 
 
