@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -183,6 +184,11 @@ class EngineConfig:
             memory and makes passes over a few tokens faster. None: where they fit into a quarter of the free memory.
         compile: Run the model through ``torch.compile`` (an option to try: it pays on some machines). It gives way by itself,
             with a warning, where it does not work.
+        memory: Remember finished responses, each for its namespace and adapter, and draft from them. The text of one
+            namespace never drafts for another. Aborted and failed requests are not remembered.
+        memory_tokens: Most tokens that are remembered of a namespace, about 24 bytes each; the oldest are dropped.
+        corpora: Folders that ``outpace corpus build`` wrote, with the model's own tokenizer, to draft from.
+        skip_unusable_corpora: Go on, with a warning, without a corpus that is missing, damaged or of another tokenizer.
         debug: Check every drafted tree and audit the arena at every step (slow).
     """
 
@@ -195,6 +201,10 @@ class EngineConfig:
     backend: str = "auto"
     pack_weights: bool | None = None
     compile: bool = False
+    memory: bool = False
+    memory_tokens: int = 2**22
+    corpora: tuple[str, ...] = ()
+    skip_unusable_corpora: bool = False
     debug: bool = False
 
     def __post_init__(self) -> None:
@@ -208,6 +218,12 @@ class EngineConfig:
         _check_int("max_step_tokens", self.max_step_tokens, 1)
         _check_int("kv_tokens", self.kv_tokens, 1, optional=True)
         _check_int("context_length", self.context_length, 2, optional=True)
+        _check_int("memory_tokens", self.memory_tokens, 1)
+        given: object = self.corpora
+        folders = (given,) if isinstance(given, str | os.PathLike) else given
+        if not isinstance(folders, list | tuple) or not all(isinstance(f, str | os.PathLike) for f in folders):
+            raise ConfigError(f"corpora must be a list of folders, found {given!r}")
+        object.__setattr__(self, "corpora", tuple(map(os.fspath, folders)))
         if self.backend not in BACKENDS:
             raise UnknownNameError("attention backend", str(self.backend), BACKENDS)
 

@@ -11,10 +11,12 @@ import typer
 from outpace.cli.common import (
     DEFAULT_MODEL,
     AdapterOption,
+    CorpusOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     MaxNodesOption,
+    MemoryOption,
     ModelOption,
     ThreadsOption,
     TrustOption,
@@ -64,6 +66,8 @@ def chat(
     top_p: Annotated[float, typer.Option("--top-p", help="Keep the most likely tokens up to this mass.")] = 1.0,
     seed: Annotated[int | None, typer.Option("--seed", metavar="S", help="For sampling; drawn if not given.")] = None,
     max_nodes: MaxNodesOption = 64,
+    memory: MemoryOption = False,
+    corpus: CorpusOption = None,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     adapter: AdapterOption = None,
@@ -76,6 +80,7 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     options = load_options(dtype, device, adapter, trust_remote_code)
     console = err_console()
+    options |= {"memory": memory, "corpora": tuple(corpus or ())}
     engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, max_batch_size=1, **options)
     session = _Session(console, Conversation(engine, params, system))
     session.greet(model)

@@ -9,11 +9,13 @@ import typer
 from outpace.cli.common import (
     AdapterOption,
     CompileOption,
+    CorpusOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     JsonOption,
     MaxNodesOption,
+    MemoryOption,
     ModelOption,
     ThreadsOption,
     TrustOption,
@@ -60,6 +62,8 @@ def check_command(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap text prompts in the model's chat template.")] = False,
     batch_size: Annotated[int, typer.Option("--batch-size", min=1, help="Most prompts in one batch.")] = 32,
     max_nodes: MaxNodesOption = 64,
+    memory: MemoryOption = False,
+    corpus: CorpusOption = None,
     compile_model: CompileOption = False,
     guard: Annotated[
         bool, typer.Option(help="Let drafts be cut where they do not pay; off, everything drafted is verified.")
@@ -89,6 +93,8 @@ def check_command(
         "guard": guard,
         "compile": compile_model,
         "max_batch_size": batch_size,
+        "memory": memory,
+        "corpora": tuple(corpus or ()),
     }
     engine = load_engine(console, model, threads, **options)
     if chat:

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from outpace.engine import Engine
 
 # What `available_drafters` says, which would import the drafters.
-USABLE_DRAFTERS = ("llma", "lookup", "merge", "none", "recycling", "suffix")
-ALL_DRAFTERS = ("llma", "lookup", "merge", "none", "oracle", "recycling", "suffix")
+USABLE_DRAFTERS = ("llma", "lookup", "merge", "none", "recycling", "sam", "suffix")
+ALL_DRAFTERS = ("llma", "lookup", "merge", "none", "oracle", "recycling", "sam", "suffix")
 
 DEFAULT_MODEL = BUILTIN_MODEL
 
@@ -69,6 +69,17 @@ MaxNodesOption = Annotated[
 CompileOption = Annotated[
     bool,
     typer.Option("--compile", help="Run the model through torch.compile; uncompiled, with a warning, if that fails."),
+]
+
+MemoryOption = Annotated[
+    bool,
+    typer.Option("--memory/--no-memory", help="Draft from earlier responses of this run (drafters sam, suffix-tree)."),
+]
+CorpusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus", metavar="DIR", help="Draft from this corpus (outpace corpus build), too; may be repeated."
+    ),
 ]
 
 

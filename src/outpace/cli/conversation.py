@@ -151,14 +151,14 @@ class Conversation:
         Raises:
             ConfigError: No such drafter or option; the one in use stays.
         """
-        from outpace.draft import build_drafter
         from outpace.engine import Engine
 
         config = self.engine.config
         self.engine = Engine(
             self.engine.target,
             self.engine.tokenizer,
-            drafter=build_drafter(spec),
+            drafter=spec,
+            sources=self.engine.sources,
             max_nodes=config.max_nodes,
             max_batch_size=config.max_batch_size,
             guard=config.guard,

@@ -12,11 +12,13 @@ from outpace.cli.common import (
     DEFAULT_MODEL,
     AdapterOption,
     CompileOption,
+    CorpusOption,
     DeviceOption,
     DrafterOption,
     DtypeOption,
     JsonOption,
     MaxNodesOption,
+    MemoryOption,
     ModelOption,
     ThreadsOption,
     TrustOption,
@@ -74,6 +76,8 @@ def generate(
     chat: Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the model's chat template.")] = False,
     system: Annotated[str | None, typer.Option("--system", help="System message; implies --chat.")] = None,
     max_nodes: MaxNodesOption = 64,
+    memory: MemoryOption = False,
+    corpus: CorpusOption = None,
     compile_model: CompileOption = False,
     guard: Annotated[bool, typer.Option(help="Switch drafts off while they do not pay by the clock.")] = True,
     dtype: DtypeOption = "auto",
@@ -102,6 +106,7 @@ def generate(
     options = load_options(dtype, device, adapter, trust_remote_code)
     text = _read_prompt(prompt)
     console = err_console()
+    options |= {"memory": memory, "corpora": tuple(corpus or ())}
     engine = load_engine(
         console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, compile=compile_model, **options
     )

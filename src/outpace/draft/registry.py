@@ -22,12 +22,20 @@ from outpace.draft.recycling import RecyclingDrafter
 from outpace.draft.sam import SamDrafter
 from outpace.draft.spec import DrafterSpec, parse_drafter
 from outpace.draft.suffix import SuffixDrafter
+from outpace.draft.suffix_tree import SuffixTreeDrafter
 from outpace.errors import ConfigError, UnknownNameError
 
 if TYPE_CHECKING:
     from outpace.draft.sources import Sources
 
-__all__ = ["DrafterSpec", "available_drafters", "build_drafter", "parse_drafter"]
+__all__ = [
+    "DrafterSpec",
+    "available_drafters",
+    "build_drafter",
+    "drafters_with_sources",
+    "parse_drafter",
+    "uses_sources",
+]
 
 _INJECTED = ("continuations", "parts", "sources")  # parameters that no spec can name
 
@@ -58,6 +66,7 @@ _DRAFTERS = {
     "lookup": _Entry(LookupDrafter, "prompt lookup decoding: n-grams of 3 down to 1 tokens, first match, 10 tokens"),
     "llma": _Entry(LlmaDrafter, "LLMA: copies 7 tokens after a match of at least 2"),
     "suffix": _Entry(SuffixDrafter, "SAM-Decoding's automaton: the longest match in the request's own text, 40 tokens"),
+    "suffix-tree": _Entry(SuffixTreeDrafter, "trees from every context in own text, memory and corpora, grown best-first"),
     "recycling": _Entry(RecyclingDrafter, "Token Recycling: the model's own candidates after each token, a tree of 80"),
     "merge": _Entry(
         MergeDrafter,
@@ -118,6 +127,30 @@ def build_drafter(
         raise UnknownNameError(error.kind, error.name, error.known, f"In drafter '{spec}'.") from None
     except ConfigError as error:
         raise ConfigError(f"{error} (in drafter '{spec}')") from error
+
+
+def drafters_with_sources() -> list[str]:
+    """Names of the drafters that draft from memory and corpora, alone or as a part of another."""
+    return [name for name, entry in sorted(_DRAFTERS.items()) if _takes_sources(entry)]
+
+
+def uses_sources(spec: str | DrafterSpec) -> bool:
+    """Whether a drafter, or one that it is made of, drafts from memory and corpora.
+
+    Raises:
+        UnknownNameError: No such drafter.
+        ConfigError: The spec cannot be read.
+    """
+    if isinstance(spec, str):
+        spec = parse_drafter(spec)
+    if spec.name not in _DRAFTERS:
+        raise UnknownNameError("drafter", spec.name, _DRAFTERS)
+    entry = _DRAFTERS[spec.name]
+    return _takes_sources(entry) or any(uses_sources(part) for part in _part_specs(spec, entry))
+
+
+def _takes_sources(entry: _Entry) -> bool:
+    return "sources" in inspect.signature(entry.build).parameters
 
 
 def _build(spec: DrafterSpec, injected: dict[str, Any]) -> Drafter:

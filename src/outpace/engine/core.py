@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import time
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
@@ -19,8 +20,11 @@ from outpace.engine.scheduler import Batch, Scheduler
 from outpace.errors import ArenaFullError, DrafterError, ModelError, OutpaceError
 from outpace.model import KVArena, StepPlan, Target, available_rows
 from outpace.reduce import Calibrator, Guard, select
+from outpace.suffix.memory import ResponseMemory
 from outpace.tree import DraftTrees, Int32Array, Verdicts
 from outpace.verify import Verification, verify
+
+logger = logging.getLogger(__name__)
 
 _INITIAL_ROWS = 4096
 
@@ -32,14 +36,17 @@ class EngineCore:
         config: How the machine is shared.
         target: The model.
         drafter: Where drafts come from.
+        memory: Where finished responses are remembered, or None.
         arena: Keys and values of all requests.
         scheduler: Who runs and who waits.
         requests: Active requests by their id, one entry for each sample.
         undelivered: What steps did for the requests, until somebody takes it.
     """
 
-    def __init__(self, target: Target, drafter: Drafter, config: EngineConfig) -> None:
-        self.config, self.target, self.drafter = config, target, drafter
+    def __init__(
+        self, target: Target, drafter: Drafter, config: EngineConfig, memory: ResponseMemory | None = None
+    ) -> None:
+        self.config, self.target, self.drafter, self.memory = config, target, drafter, memory
         rows = config.kv_tokens or available_rows(target.layers)
         self.arena = KVArena(target.layers, max_rows=rows, initial_rows=min(_INITIAL_ROWS, rows))
         self.scheduler = Scheduler(
@@ -269,6 +276,16 @@ class EngineCore:
             )
         if request.drafting:
             self.drafter.close(request.sequence.key)
+        self._remember(request)
+
+    def _remember(self, request: Request) -> None:
+        """Learn from a response that came to its own end."""
+        if self.memory is None or request.finish_reason not in ("stop", "length"):
+            return
+        try:
+            self.memory.remember(request.sequence.namespace, request.sequence.output)
+        except OutpaceError as error:  # drafts get worse; the response is none the less right
+            logger.warning("request %s is not remembered: %s", request.request_id, error)
 
     def _tell_drafter(self, request: Request) -> None:
         if request.drafting:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -12,7 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from outpace.config import SamplingParams
 from outpace.draft import Drafter, build_drafter
+from outpace.draft.sources import Sources
 from outpace.engine.core import EngineCore
+from outpace.engine.learned import adapter_of, check_sources, memory_of, namespace_of, open_sources
 from outpace.engine.output import EngineFigures, Output, Progress
 from outpace.engine.prompts import Prompt, as_list, to_token_ids
 from outpace.engine.request import Request
@@ -48,12 +51,14 @@ class Engine:
         tokenizer: A folder, a hub id or a tokenizer. None: the one beside the model if ``model`` is a name; else there is
             none, and prompts must be token ids.
         drafter: Where drafts come from, see `outpace.available_drafters`.
+        sources: Corpora and memory of another engine, to share them, in place of the options ``memory`` and ``corpora``.
         options: Fields of `EngineConfig` and, where ``model`` is a name, of `LoadOptions`.
 
     Raises:
         UnknownNameError: No such option or drafter.
         CheckpointError: The model cannot be loaded.
         UnsupportedModelError: It cannot be run packed.
+        CorpusError: A corpus cannot be used.
     """
 
     def __init__(
@@ -61,10 +66,12 @@ class Engine:
         model: str | os.PathLike[str] | torch.nn.Module | Target,
         tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
         drafter: str | Drafter = "suffix",
+        sources: Sources | None = None,
         **options: Any,
     ) -> None:
         self.config, load_options = split_options(options, loads=isinstance(model, str | os.PathLike))
-        self.drafter = build_drafter(drafter)
+        self.drafter = build_drafter(drafter)  # names and values first; with its sources once they are open
+        check_sources(drafter, self.config)
         if not isinstance(model, str | os.PathLike | torch.nn.Module | Target):
             raise ConfigError(f"model must be a folder, a hub id or a loaded model, found {type(model).__name__}")
         self._why_no_tokenizer = ""
@@ -85,7 +92,13 @@ class Engine:
                 compile_model=config.compile,
             )
         self.target = model
-        self._core = EngineCore(self.target, self.drafter, self.config)
+        if sources is None:
+            sources = open_sources(self.config, self.tokenizer, self.target.num_embeddings)
+        self.sources = sources
+        if sources is not None:
+            self.drafter = build_drafter(drafter, sources=sources)
+        self._core = EngineCore(self.target, self.drafter, self.config, sources.memory if sources is not None else None)
+        self._adapter = partial(adapter_of, self.target.model, load_options.adapter)  # callers may switch theirs
         self._eos_ids = eos_ids(self.target.model)
         self._boxes: dict[str, list[Progress]] = {}  # of requests that `generate` or `stream` waits for
         self._unclaimed: list[Progress] = []  # of all others, for whoever calls `step`
@@ -143,7 +156,7 @@ class Engine:
             raise ConfigError(f"n must be at most max_batch_size, {self.config.max_batch_size}, found {params.n}")
         return Request(
             request_id,
-            Sequence(self._core.new_key(), tokens, namespace),
+            Sequence(self._core.new_key(), tokens, namespace_of(namespace, self._adapter())),
             params,
             Chooser(params, tokens, self.target.vocab_size),
             TextStream(self.tokenizer, params.stop, params.include_stop),
@@ -210,6 +223,16 @@ class Engine:
     def figures(self) -> EngineFigures:
         """Totals since the engine was made."""
         return self._core.figures()
+
+    # --- memory ----------------------------------------------------------------------------------------------------
+
+    def save_memory(self, folder: str | os.PathLike[str]) -> None:
+        """Write what is remembered of earlier responses; see `outpace.suffix.memory.ResponseMemory.save`."""
+        memory_of(self.sources).save(os.fspath(folder))
+
+    def load_memory(self, folder: str | os.PathLike[str]) -> None:
+        """Take in what `save_memory` wrote; see `outpace.suffix.memory.ResponseMemory.load`."""
+        memory_of(self.sources).load(os.fspath(folder))
 
     # --- one step --------------------------------------------------------------------------------------------------
 

@@ -81,7 +81,7 @@ def engine_for(model: PreTrainedModel, drafter: str | Drafter, options: dict[str
             kept.targets.clear()
             kept.engines.clear()
             kept.state = state
-        key = (drafter if isinstance(drafter, str) else id(drafter), *sorted(options.items()))
+        key = (drafter if isinstance(drafter, str) else id(drafter), EngineConfig(**options))
         engine = kept.engines.pop(key, None) or _build(model, kept, drafter, options)
         try:
             yield engine
@@ -110,7 +110,8 @@ def release(model: PreTrainedModel | None = None) -> None:
 
 def _build(model: PreTrainedModel, kept: _Kept, drafter: str | Drafter, options: dict[str, Any]) -> Engine:
     # Names and values first: a refusal should not wait for the probe.
-    drafter, backend = build_drafter(drafter), EngineConfig(**options).backend
+    build_drafter(drafter)
+    backend = EngineConfig(**options).backend
     if backend not in kept.targets:
         target = probe(model, backend=backend)
         weak: Any = weakref.proxy(target.model)

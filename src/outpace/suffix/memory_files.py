@@ -47,7 +47,9 @@ def save_segments(folder: Path, found: Segments, fingerprint: str | None) -> Non
             raise InputError(f"cannot save a memory to {str(folder)!r}: the folder is not empty, and holds no memory")
         if (folder / MANIFEST).exists():
             _read_manifest(folder)  # a corpus, for instance, is not replaced
-        spaces = [{"name": name, "segments": [_save(folder, s) for s in own]} for name, own in found.items()]
+        spaces: list[dict[str, Any]] = [
+            {"name": name, "segments": [_save(folder, s) for s in own]} for name, own in found.items()
+        ]
         content: dict[str, Any] = {
             "format": FORMAT, "version": FORMAT_VERSION, "tokenizer": fingerprint, "namespaces": spaces
         }  # fmt: skip
