@@ -128,8 +128,12 @@ def _build(
     )
     _quiet_for(tokenizer)
     console = err_console()
-    with _Bar(console) as bar:
-        report = build_corpus(out, inputs, options, bar.show)
+    try:
+        with _Bar(console) as bar:
+            report = build_corpus(out, inputs, options, bar.show)
+    except KeyboardInterrupt:
+        console.print(f"outpace: interrupted; {str(out)!r} is as it was, and nothing was left beside it")
+        raise typer.Exit(130) from None
     _tell_built(console, report)
     typer.echo(str(out))
 

@@ -31,10 +31,11 @@ from outpace.suffix.corpus import SOURCES, Manifest, ShardEntry, TokenizerEntry,
 from outpace.tokenizers import TextTokenizer
 from outpace.tree import Int32Array
 
-BYTES_PER_TOKEN = 128  # that a build needs at its peak, beside 100 MB of each process; measured: 100 to 120
+BYTES_PER_TOKEN = 128  # that a build needs at its peak; measured: 100 to 120
 MOST_TOKENS = 2**27  # of a shard: positions, states and words of its image have int32 numbers
 
-_LEAST_TOKENS = 2**20  # of a shard, before fewer processes are used
+_PROCESS = 110 * 10**6  # bytes of a process that builds nothing yet
+_LEAST_SHARE = 2**28  # bytes of a process, before there are fewer of them
 _LEAST_MEMORY = 2**20
 _BATCH = 2**21  # characters that are encoded at a time
 _TELL_EVERY = 0.1  # seconds
@@ -50,8 +51,8 @@ class BuildOptions:
         fields: Of a JSON line; see `RecordReader`.
         chat: Render conversations with the tokenizer's chat template; see `RecordReader`.
         skip_bad_lines: Count lines that cannot be used, instead of ending at the first.
-        memory: Bytes that all processes together may take for shards, beside about 100 MB each; half of what is free by
-            default. Inputs for which that is not enough become shards.
+        memory: Bytes that all building processes together may take, about; half of what is free by default. Inputs for
+            which that is not enough become shards.
         workers: Processes that build shards, between which the memory is divided; as many as there are CPUs by default, fewer
             where shards would become very small.
         force: Replace a corpus that is already there.
@@ -165,10 +166,10 @@ class _Build:
         self.folder, self.tokenizer, self.reader, self.options, self.tell = folder, tokenizer, reader, options, tell
         self.memory = options.memory or max(free_main_memory() // 2, _LEAST_MEMORY)
         wanted = options.workers or num_cpus()
-        self.workers = max(1, min(wanted, self.memory // (BYTES_PER_TOKEN * _LEAST_TOKENS)))
+        self.workers = max(1, min(wanted, self.memory // _LEAST_SHARE))
         # One process alone may take all the memory: what fits into it needs no shards.
-        self.fits = min(self.memory // BYTES_PER_TOKEN, MOST_TOKENS)
-        self.limit = min(self.memory // self.workers // BYTES_PER_TOKEN, MOST_TOKENS)
+        self.fits = _tokens_in(self.memory)
+        self.limit = _tokens_in(self.memory // self.workers)
         self.seconds_reading = self.seconds_building = 0.0
         self.peak_worker = 0
         self._told = 0.0
@@ -274,6 +275,12 @@ class _Build:
         self._told = now
         memory = resident([os.getpid(), *processes])
         self.tell(BuildProgress(stage, done, total, tokens, now - begin, memory))
+
+
+def _tokens_in(num_bytes: int) -> int:
+    """Tokens, a separator for each document included, that one process can build with; the process itself takes some."""
+    room = max(num_bytes - _PROCESS, num_bytes // 2)
+    return min(room // BYTES_PER_TOKEN, MOST_TOKENS)
 
 
 def encoded(

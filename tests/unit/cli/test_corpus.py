@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from datafiles import data_path
 from outpace import cli
 from outpace.cli.corpus import register
+from outpace.corpora import build
 from outpace.errors import ConfigError, CorpusError, InputError, OutpaceError
 from outpace.suffix.corpus import MANIFEST, Corpus
 
@@ -157,6 +158,19 @@ def test_another_tokenizer_is_refused(app: typer.Typer, corpus: Path) -> None:
     assert isinstance(error, CorpusError)
     assert "'outpace-tiny'" in str(error)
     assert repr(llama) in str(error)
+
+
+def test_ctrl_c(app: typer.Typer, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "plan_shards", interrupt)
+    lines = str(corpus.parent / "in.jsonl")
+    arguments = ["corpus", "build", str(tmp_path / "out"), "-t", "outpace-tiny", "--memory", "50MB", lines]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 130
+    assert "interrupted; " in result.stderr
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_help_teaches(app: typer.Typer) -> None:
