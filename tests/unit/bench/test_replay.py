@@ -74,7 +74,8 @@ def test_tokens_past_the_recorded_end_do_not_count() -> None:
 def test_max_nodes_keeps_the_most_probable() -> None:
     tree = ([7, 9, 8], [-1, -1, 0], [-1.0, -0.1, -0.1])
     output = [5, 9, 3, 7, 8]
-    assert replay_traces([trace([1], output)], Scripted(*tree), 1).to_json() | {"draft_us_per_step": 0} == {
+    figures = replay_traces([trace([1], output)], Scripted(*tree), 1).to_json()
+    assert figures | {"draft_us_per_step": 0, "reduce_us_per_step": 0} == {
         "drafter": "none",
         "mean_accepted_tokens": 4 / 3,  # 9 and its bonus token; 7; 8
         "by_category": {"a": 4 / 3},
@@ -84,6 +85,12 @@ def test_max_nodes_keeps_the_most_probable() -> None:
         "tokens": 4,
         "traces": 1,
         "max_nodes": 1,
+        "budget": None,
+        "memory": False,
+        "corpora": (),
+        "reduce_us_per_step": 0,
+        "memory_us_per_step": 0.0,
+        "calibration": None,
     }
     unlimited = replay_traces([trace([1], output)], Scripted(*tree))
     assert (unlimited.steps, unlimited.nodes_per_step) == (2, 3.0)
@@ -124,7 +131,7 @@ def test_any_drafter_commits_every_recorded_token() -> None:
     traces = [trace([1, 2], rng.integers(0, 3, int(n)).tolist()) for n in rng.integers(1, 80, 10)]
     expected = sum(len(t.output_ids) - 1 for t in traces)
     for spec in ("none", "lookup", "llma", "suffix", "suffix(full_draft=true)", "oracle(.5)"):
-        for max_nodes in (None, 3):
+        for max_nodes in (64, 3):
             assert replay_traces(traces, spec, max_nodes).tokens == expected
 
 

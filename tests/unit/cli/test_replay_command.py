@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from outpace.cli.replay import register
-from outpace.errors import InputError, TraceFormatError, UnknownNameError
+from outpace.errors import ConfigError, InputError, TraceFormatError, UnknownNameError
 
 
 @pytest.fixture
@@ -31,8 +32,8 @@ def test_json_alone_on_standard_output(app: typer.Typer, traces: Path) -> None:
     result = CliRunner().invoke(app, ["replay", str(traces), "--drafter", "suffix", "--json", "-"])
     assert result.exit_code == 0
     figures = json.loads(result.stdout)
-    assert figures["draft_us_per_step"] > 0
-    del figures["draft_us_per_step"]
+    assert figures.pop("draft_us_per_step") > 0
+    assert figures.pop("reduce_us_per_step") > 0
     assert figures == {
         "drafter": "suffix",
         "mean_accepted_tokens": 4.0,
@@ -41,7 +42,12 @@ def test_json_alone_on_standard_output(app: typer.Typer, traces: Path) -> None:
         "steps": 3,
         "tokens": 12,
         "traces": 3,
-        "max_nodes": None,
+        "max_nodes": 64,
+        "budget": None,
+        "memory": False,
+        "corpora": [],
+        "memory_us_per_step": 0.0,
+        "calibration": None,
     }
     assert "4.000" in result.stderr
     assert "12 tokens in 3 steps" in result.stderr
@@ -97,3 +103,59 @@ def test_errors_are_typed(app: typer.Typer, traces: Path, tmp_path: Path) -> Non
     broken = error(str(traces))
     assert isinstance(broken, TraceFormatError)
     assert broken.line == 4
+
+
+def test_options_of_a_run(app: typer.Typer, traces: Path) -> None:
+    options = ["-d", "suffix", "--memory", "--max-nodes", "5", "--budget", "2.5", "--json", "-"]
+    result = CliRunner().invoke(app, ["replay", str(traces), *options])
+    assert result.exit_code == 0, result.exception
+    figures = json.loads(result.stdout)
+    assert (figures["memory"], figures["max_nodes"], figures["budget"]) == (True, 5, 2.5)
+    assert figures["nodes_per_step"] <= 2.5
+    assert figures["memory_us_per_step"] > 0
+    assert "into the memory" in result.stderr
+    assert isinstance(CliRunner().invoke(app, ["replay", str(traces), "--budget", "-1"]).exception, ConfigError)
+
+
+def test_calibration_in_the_terminal(app: typer.Typer, traces: Path) -> None:
+    for arguments in ([str(traces), "--calibration"], ["--calibration", str(traces)], [str(traces), "--calibration="]):
+        result = CliRunner().invoke(app, ["replay", *arguments, "--json", "-"])
+        assert result.exit_code == 0, result.exception
+        assert "dynamic, raw" in result.stderr
+        assert "expected calibration error" in result.stderr
+        everything = json.loads(result.stdout)["calibration"][0]
+        assert everything["origins"] == "all"
+        assert everything["raw"]["nodes"] == 9
+        assert set(everything["raw"]["buckets"][0]) == {"low", "high", "nodes", "estimated", "observed"}
+    result = CliRunner().invoke(app, ["replay", str(traces), "-d", "none", "--calibration"])
+    assert "no drafted node was judged" in result.stderr
+
+
+@pytest.mark.parametrize("name", ["diagram.svg", "diagram.png"])
+def test_calibration_drawn(app: typer.Typer, traces: Path, tmp_path: Path, name: str) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / name
+    result = CliRunner().invoke(app, ["replay", "--calibration", str(path), str(traces)])
+    assert result.exit_code == 0, result.exception
+    first = path.read_bytes()
+    assert first[:5] in (b"<?xml", b"\x89PNG\r")
+    assert "dynamic" in first.decode("latin-1") or name.endswith(".png")
+    assert CliRunner().invoke(app, ["replay", "--calibration", str(path), str(traces)]).exit_code == 0
+    assert path.read_bytes() == first
+    missing = CliRunner().invoke(app, ["replay", str(traces), "--calibration", str(tmp_path / "no" / name)])
+    assert isinstance(missing.exception, InputError)
+
+
+def test_a_plot_needs_matplotlib(app: typer.Typer, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    result = CliRunner().invoke(app, ["replay", str(traces), "--calibration", "diagram.svg"])
+    assert isinstance(result.exception, ConfigError)
+    assert "outpace[plots]" in str(result.exception)
+    assert CliRunner().invoke(app, ["replay", str(traces), "--calibration"]).exit_code == 0
+
+
+def test_drafters_that_need_a_model_draft_nothing_and_it_is_said(app: typer.Typer, traces: Path) -> None:
+    result = CliRunner().invoke(app, ["replay", str(traces), "-d", "recycling"])
+    assert result.exit_code == 0, result.exception
+    assert "no model runs" in result.stderr
+    assert "no model runs" not in CliRunner().invoke(app, ["replay", str(traces)]).stderr
