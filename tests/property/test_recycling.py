@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from drafting import committed
 from outpace.draft import Signals
-from outpace.draft.recycling import RecyclingDrafter, estimates
+from outpace.draft.recycling import ESTIMATES, RecyclingDrafter
 from outpace.draft.shapes import find_shape
 from outpace.tree import DraftTrees
 
@@ -21,26 +21,30 @@ class Twin:
     """Candidates as lists in dictionaries; a tree is a list of paths of ranks."""
 
     def __init__(self, size: int) -> None:
-        shape = find_shape(size)
-        self.paths = shape.paths()
-        self.log_probs = dict(zip(self.paths, estimates(shape).tolist(), strict=True))
+        self.paths = find_shape(size).paths()
         self.candidates: dict[tuple[str, int], list[int]] = {}
+        self.repeats: dict[tuple[str, int], int] = {}
 
     def learn(self, namespace: str, token: int, top: list[int]) -> None:
-        self.candidates[namespace, token] = [t if t not in top[:rank] else -1 for rank, t in enumerate(top)]
+        known = (namespace, token)
+        repeated = known in self.candidates and self.candidates[known][0] == top[0]
+        self.repeats[known] = min(self.repeats[known] + 1, 8) if repeated else 0
+        self.candidates[known] = [t if t not in top[:rank] else -1 for rank, t in enumerate(top)]
 
     def tree(self, namespace: str, root: int, cap: int) -> list[tuple[Path, float]]:
         """Token paths and their own log-probabilities, breadth-first."""
         found: dict[Path, Path] = {(): (root,)}
+        log_probs: dict[Path, float] = {}
         for path in self.paths:
             if path[:-1] in found:
                 row = self.candidates.get((namespace, found[path[:-1]][-1]), [])
                 if path[-1] < len(row) and row[path[-1]] >= 0:
                     found[path] = (*found[path[:-1]], row[path[-1]])
+                    log_probs[path] = float(ESTIMATES[self.repeats[namespace, found[path[:-1]][-1]], path[-1]])
         kept = [path for path in self.paths if path in found]
-        cost = {path: -sum(self.log_probs[path[:depth]] for depth in range(1, len(path) + 1)) for path in kept}
+        cost = {path: -sum(log_probs[path[:depth]] for depth in range(1, len(path) + 1)) for path in kept}
         chosen = sorted(kept, key=lambda path: (round(cost[path], 9), kept.index(path)))[:cap]
-        return [(found[path][1:], self.log_probs[path]) for path in kept if path in chosen]
+        return [(found[path][1:], log_probs[path]) for path in kept if path in chosen]
 
 
 def nodes_of(trees: DraftTrees, index: int) -> list[tuple[Path, float]]:

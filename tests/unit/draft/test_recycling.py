@@ -11,7 +11,7 @@ from datafiles import data_path
 from drafting import committed
 from outpace.draft import Signals, build_drafter
 from outpace.draft.candidates import _MOST_ROWS
-from outpace.draft.recycling import RecyclingDrafter
+from outpace.draft.recycling import ESTIMATES, RecyclingDrafter
 from outpace.draft.shapes import find_shape
 from outpace.errors import ConfigError, InputError, LifecycleError, UnknownNameError
 from outpace.tree import DraftTrees, Origin
@@ -137,7 +137,7 @@ def test_large_ids_grow_the_matrix_and_absurd_ones_are_left_out() -> None:
     assert paths_of(tree_of(drafter, 0))[:6] == [(99_999,), (2**31 - 2,), (3,), (99_999, 5), (99_999, 4), (99_999, 3)]
     assert tree_of(drafter, 1).tokens.tolist() == [1, 2, 3]
     assert drafter.matrices.rows.shape[1] < 130_000
-    assert drafter.matrices.nbytes == 2 * drafter.matrices.rows.shape[1] * 32
+    assert drafter.matrices.nbytes == 2 * drafter.matrices.rows.shape[1] * 33
 
 
 def test_without_signals_nothing_is_drafted() -> None:
@@ -176,7 +176,7 @@ def test_unknown_shapes(tree: str) -> None:
 def taught() -> RecyclingDrafter:
     drafter = recycling()
     drafter.open(0, np.array([5], np.int32), "a")
-    show(drafter, 0, [(5, [7, 2, 9]), (7000, [9, 1, 2**31 - 2]), (7, [1, 2, 3])])
+    show(drafter, 0, [(5, [7, 2, 8]), (5, [7, 2, 9]), (7000, [9, 1, 2**31 - 2]), (7, [1, 2, 3])])
     return drafter
 
 
@@ -191,6 +191,7 @@ def test_saved_candidates_come_back(tmp_path: Path) -> None:
     assert tree_of(other, 4).num_nodes == 0  # what was learned before is gone
     show(other, 4, [], [5])
     assert paths_of(tree_of(other, 4)) == paths_of(tree_of(drafter, 0))
+    assert tree_of(other, 4).log_probs.tolist() == tree_of(drafter, 0).log_probs.tolist()
     assert tree_of(drafter, 0).num_nodes == 6
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
     other.load(path, "c")  # without a fingerprint nothing is compared
@@ -223,6 +224,7 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         "fingerprint": np.array(""),
         "tokens": np.array([3, 9], np.int32),
         "candidates": np.arange(16, dtype=np.int32).reshape(2, 8),
+        "repeats": np.array([0, 255], np.uint8),
     }
     bad = {
         "format 1 expected, found 7": {"format": np.int64(7)},
@@ -231,6 +233,7 @@ def test_bad_files_are_refused(tmp_path: Path) -> None:
         "token ids must rise, ": {"tokens": np.array([-1, 3], np.int32)},
         "token ids must rise, from 0": {"tokens": np.array([3, _MOST_ROWS], np.int32)},
         "1-D int32 expected, found 1-D int64": {"tokens": np.array([3, 9])},
+        "repeats: 2 expected, found 1": {"repeats": np.zeros(1, np.uint8)},
         "must be different ids": {"candidates": np.zeros((2, 8), np.int32)},
         "must be different ids$": {"candidates": np.arange(16, dtype=np.int32).reshape(2, 8) - 5},
     }
@@ -269,3 +272,18 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
                 refused += 1
             assert paths_of(tree_of(drafter, 0)) == before  # a flipped bit of a date, for instance, changes nothing
     assert refused > len(whole) // 7
+
+
+def test_a_candidate_that_comes_again_is_trusted_more() -> None:
+    drafter = recycling()
+    drafter.open(0, np.array([5], np.int32))
+    best = []
+    for second in range(300):
+        show(drafter, 0, [(5, [7, 100 + second, 9])])
+        best.append(float(tree_of(drafter, 0).log_probs[0]))
+    assert best == sorted(best)
+    assert np.exp(best[0]) < 0.4
+    assert np.exp(best[-1]) > 0.9
+    show(drafter, 0, [(5, [9, 7, 2])])
+    assert tree_of(drafter, 0).log_probs[0] == best[0]
+    assert (np.exp(ESTIMATES).sum(1) < 1).all()
