@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from outpace.engine import Engine
 
 # What `available_drafters` says, which would import the drafters.
-USABLE_DRAFTERS = ("llma", "lookup", "merge", "none", "recycling", "sam", "suffix")
-ALL_DRAFTERS = ("llma", "lookup", "merge", "none", "oracle", "recycling", "sam", "suffix")
+USABLE_DRAFTERS = ("llma", "lookup", "merge", "none", "recycling", "sam", "suffix", "suffix-tree")
+ALL_DRAFTERS = ("llma", "lookup", "merge", "none", "oracle", "recycling", "sam", "suffix", "suffix-tree")
 
 DEFAULT_MODEL = BUILTIN_MODEL
 

@@ -27,7 +27,7 @@ from numba import types
 from outpace._compile import compiled, inner
 from outpace.draft.sequences import OpenSequences
 from outpace.kernels.simd import operation
-from outpace.suffix.block import extend_block, extended, new_block, with_room
+from outpace.suffix.block import NUM_TOKENS, extend_block, extended, new_block, text_of, with_room
 from outpace.suffix.frozen import FrozenAutomaton
 from outpace.suffix.image import step_frozen
 from outpace.tree import Int32Array, Int64Array
@@ -174,6 +174,15 @@ class Cursors:
         row = self.table[self._slots[key]]
         cursors = row[FIRST_CURSOR:].reshape(-1, CURSOR_SIZE)[: row[NUM_CURSORS]]
         return [(int(cursor[STATE]), int(cursor[LENGTH])) for cursor in cursors]
+
+    def text(self, key: int) -> Int32Array:
+        """``int32[n]``, a copy of a sequence's text; there must be growing automata. For tests.
+
+        Raises:
+            LifecycleError: The key is not open.
+        """
+        block = self._blocks[self._slots[key]]
+        return text_of(block)[: block[NUM_TOKENS]].copy()
 
     def _add(self, key: int, automata: tuple[FrozenAutomaton, ...]) -> int:
         """A row for a new sequence."""
