@@ -232,9 +232,23 @@ def errors_page() -> str:
 def command_page() -> str:
     root: Any = typer.main.get_command(outpace.cli.app)
     lines = [NOTE, "", "# Commands", "", *help_text(root.help), "", *options(root)]
-    for name, command in root.commands.items():
-        lines += ["", f"## `outpace {name}`", "", *help_text(command.help), "", *options(command)]
+    for name, command in each_command(root):
+        lines += [
+            "",
+            f"## `outpace {name}`",
+            "",
+            *help_text(command.help),
+            *(["", *options(command)] if options(command) else []),
+        ]
     return "\n".join(lines) + "\n"
+
+
+def each_command(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
+    """The commands of a group, each followed by its own if it is a group."""
+    for name, command in group.commands.items():
+        yield before + name, command
+        if hasattr(command, "commands"):
+            yield from each_command(command, f"{before}{name} ")
 
 
 def help_text(text: str) -> list[str]:

@@ -27,7 +27,7 @@ _HELP = "\n\n".join(
         "A corpus is a folder with a suffix automaton over many documents. While a model writes something that stands in one "
         "of them, what comes next there is the draft. The documents' tokens must be the model's, so a corpus belongs to a "
         "tokenizer. It is opened in milliseconds whatever its size, and processes share its memory.",
-        "Example:",
+        "Examples:",
         "    outpace corpus build ./my-corpus --tokenizer outpace-tiny ./src README.md",
         '    outpace corpus try ./my-corpus "import numpy"',
     )
