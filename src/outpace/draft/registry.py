@@ -66,7 +66,9 @@ _DRAFTERS = {
     "lookup": _Entry(LookupDrafter, "prompt lookup decoding: n-grams of 3 down to 1 tokens, first match, 10 tokens"),
     "llma": _Entry(LlmaDrafter, "LLMA: copies 7 tokens after a match of at least 2"),
     "suffix": _Entry(SuffixDrafter, "SAM-Decoding's automaton: the longest match in the request's own text, 40 tokens"),
-    "suffix-tree": _Entry(SuffixTreeDrafter, "trees from every context in own text, memory and corpora, grown best-first"),
+    "suffix-tree": _Entry(
+        SuffixTreeDrafter, "trees from every context in own text, memory and corpora, grown best-first"
+    ),
     "recycling": _Entry(RecyclingDrafter, "Token Recycling: the model's own candidates after each token, a tree of 80"),
     "merge": _Entry(
         MergeDrafter,

@@ -72,12 +72,7 @@ def _unite(
     offsets = np.zeros(stride, np.int32)
     tokens, parents = np.empty(total, np.int32), np.empty(total, np.int32)
     log_probs, origins = np.empty(total, np.float32), np.empty(total, np.uint32)
-    largest = 0
-    for b in range(batch):
-        size = 0
-        for k in range(num_parts):
-            size += part_offsets[k * stride + b + 1] - part_offsets[k * stride + b]
-        largest = max(largest, size)
+    largest = _most_nodes(part_offsets, num_parts)
     # Of one tree, by node plus 1; the root comes first. 0 ends a list of siblings.
     first_child, last_child = np.empty(largest + 1, np.int32), np.empty(largest + 1, np.int32)
     next_sibling, place = np.empty(largest + 1, np.int32), np.empty(largest + 1, np.int32)
@@ -119,6 +114,18 @@ def _unite(
         used += count
         offsets[b + 1] = used
     return offsets, tokens[:used], parents[:used], log_probs[:used], origins[:used]
+
+
+@inner
+def _most_nodes(part_offsets: Int32Array, num_parts: int) -> int:
+    """Nodes of the parts' trees for one sequence together, at most."""
+    stride, largest = len(part_offsets) // num_parts, 0
+    for b in range(stride - 1):
+        size = 0
+        for k in range(num_parts):
+            size += part_offsets[k * stride + b + 1] - part_offsets[k * stride + b]
+        largest = max(largest, size)
+    return largest
 
 
 @inner
