@@ -93,7 +93,7 @@ class Cursors:
         row[:FIRST_CURSOR] = 0, 0, len(static), len(static) + len(memory)
         for at, automaton in enumerate(self._automata[slot]):
             begin = FIRST_CURSOR + at * CURSOR_SIZE
-            row[begin : begin + CURSOR_SIZE] = _address(automaton.image), len(automaton.image), 0, 0
+            row[begin : begin + CURSOR_SIZE] = address_of(automaton.image), len(automaton.image), 0, 0
         if block is not None:
             self._set_block(slot, block)
         if self._automata[slot]:
@@ -201,10 +201,11 @@ class Cursors:
 
     def _set_block(self, slot: int, block: Int32Array) -> None:
         self._blocks[slot] = block
-        self.table[slot, BLOCK], self.table[slot, BLOCK_WORDS] = _address(block), len(block)
+        self.table[slot, BLOCK], self.table[slot, BLOCK_WORDS] = address_of(block), len(block)
 
 
-def _address(array: Int32Array) -> int:
+def address_of(array: Int32Array) -> int:
+    """Where an array's first element lies; valid as long as somebody holds the array."""
     return int(array.__array_interface__["data"][0])
 
 

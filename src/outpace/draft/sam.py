@@ -24,7 +24,7 @@ import numpy as np
 
 from outpace._compile import compiled, inner
 from outpace.draft.base import Drafter, Signals
-from outpace.draft.chains import log_probs_by_match, write_chain
+from outpace.draft.chains import log_probs_by_match
 from outpace.draft.cursors import (
     BLOCK,
     CURSOR_SIZE,
@@ -34,10 +34,13 @@ from outpace.draft.cursors import (
     NUM_STATIC,
     STATE,
     Cursors,
+    address_of,
+    array_at,
     block_of,
     image_of,
     longest_of,
 )
+from outpace.draft.pool import NodePool
 from outpace.draft.sequences import check_count, check_switch
 from outpace.draft.sources import Sources
 from outpace.errors import ConfigError
@@ -46,6 +49,10 @@ from outpace.suffix.image import endpos_of, text_at
 from outpace.tree import DraftTrees, Float32Array, Int32Array, Int64Array, Origin, UInt32Array, Verdicts
 
 _INT32, _FLOAT32, _UINT32 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint32)
+# Numbers and addresses that compiled code needs at each call, int64 each. Of the pool there are four, all read as int32.
+_DRAFT_SIZE, _BIAS, _LEAST, _BY_MATCH, _NODES = range(5)
+_NUM_SETTINGS = _NODES + 4
+_NUM_LENGTHS = 64  # of `log_probs_by_match`
 _DYNAMIC, _STATIC, _MEMORY = int(Origin.DYNAMIC), int(Origin.STATIC), int(Origin.MEMORY)
 
 
@@ -73,7 +80,7 @@ class SamDrafter(Drafter):
     """
 
     name = "sam"
-    _by_match = log_probs_by_match(0.24, 0.76, 0.94)
+    _by_match = log_probs_by_match(0.24, 0.76, 0.94, _NUM_LENGTHS)
 
     def __init__(
         self,
@@ -103,8 +110,13 @@ class SamDrafter(Drafter):
         self._sources = sources if sources is not None else Sources()
         self._automata = self._sources.static if self.static else ()
         self._cursors = Cursors(self.dynamic)
-        self._least = self.l_threshold if self.auxiliary is not None else 0
-        self._bias = self.l_bias if self.dynamic else 0
+        self._settings = np.zeros(_NUM_SETTINGS, np.int64)
+        self._settings[_DRAFT_SIZE] = self.draft_size
+        self._settings[_BIAS] = self.l_bias if self.dynamic else 0
+        self._settings[_LEAST] = self.l_threshold if self.auxiliary is not None else 0
+        self._settings[_BY_MATCH] = address_of(self._by_match.view(np.int32))
+        self._pool = NodePool(self._settings[_NODES:])
+        self._left = np.empty(1, _INT32)  # places in the batch that are left to the auxiliary drafter
 
     def open(self, key: int, tokens: Int32Array, namespace: str = "") -> None:
         """Start a sequence; see `Drafter.open`.
@@ -130,18 +142,15 @@ class SamDrafter(Drafter):
         """
         slots = self._cursors.slots(keys)
         batch = len(keys)
-        room = batch * self.draft_size
-        offsets, left = np.empty(batch + 1, _INT32), np.empty(batch, _INT32)
-        tokens, parents = np.empty(room, _INT32), np.empty(room, _INT32)
-        log_probs, origins = np.empty(room, _FLOAT32), np.empty(room, _UINT32)
-        used, num_left = _draft(
-            self._cursors.table, slots, caps, self.draft_size, self._bias, self._least, self._by_match,
-            left, offsets, tokens, parents, log_probs, origins,
-        )  # fmt: skip
+        if batch > len(self._left):
+            self._left = np.empty(batch, _INT32)
+        offsets, left = np.empty(batch + 1, _INT32), self._left
+        base = self._pool.reserve(batch * self.draft_size)
+        used, num_left = _draft(self._cursors.table, slots, caps, self._settings, base, offsets, left)
         auxiliary = self.auxiliary
         if auxiliary is not None and num_left == batch:
             return auxiliary.propose(keys, caps)
-        trees = DraftTrees(offsets, tokens[:used], parents[:used], log_probs[:used], origins[:used])
+        trees = self._pool.take(offsets, used)
         if auxiliary is None or num_left == 0:
             return trees
         chosen = left[:num_left]
@@ -192,48 +201,74 @@ def _draft(
     table: Int64Array,
     slots: Int64Array,
     caps: Int32Array,
-    draft_size: int,
-    bias: int,
-    least: int,
-    by_match: Float32Array,
-    left: Int32Array,
+    settings: Int64Array,
+    base: int,
     offsets: Int32Array,
-    tokens: Int32Array,
-    parents: Int32Array,
-    log_probs: Float32Array,
-    origins: UInt32Array,
+    left: Int32Array,
 ) -> tuple[int, int]:
-    """Write a chain for each sequence, and list in ``left`` those that have none of at least ``least`` tokens' match.
+    """Write a chain for each sequence, and list in ``left`` those that have none, or one behind too short a match.
+
+    Args:
+        table: Of `outpace.draft.cursors.Cursors`.
+        slots: ``int64[B]``, rows of it.
+        caps: ``int32[B]``.
+        settings: See `_DRAFT_SIZE` and what follows it.
+        base: Number of the first node in the pool's arrays.
+        offsets: ``int32[B + 1]``, receives the trees' offsets.
+        left: ``int32[>= B]``.
 
     Returns:
         Nodes written, and entries of ``left``.
     """
     offsets[0] = 0
-    num_left = 0
+    num_left, used = 0, 0
     for b in range(len(slots)):
         row = table[slots[b]]
-        size = min(draft_size, caps[b])
+        size = min(settings[_DRAFT_SIZE], caps[b])
         own, foreign, end, cursor = _matches(row)
-        if foreign > own + bias:
-            origin = _STATIC if cursor < row[NUM_STATIC] else _MEMORY
-            size = size if foreign >= least else 0
-            _write_frozen(
-                image_of(row, cursor), row[FIRST_CURSOR + cursor * CURSOR_SIZE + STATE], size, foreign, by_match, origin,
-                b, offsets, tokens, parents, log_probs, origins,
-            )  # fmt: skip
-        elif own > 0 and own >= least:
+        count = 0
+        if foreign > own + settings[_BIAS]:
+            if foreign >= settings[_LEAST]:
+                image = image_of(row, cursor)
+                position = endpos_of(image, row[FIRST_CURSOR + cursor * CURSOR_SIZE + STATE]) + 1
+                tokens = array_at(settings[_NODES], base + used + size)
+                while count < size:
+                    token = text_at(image, position + count)
+                    if token < 0:  # the document ends
+                        break
+                    tokens[base + used + count] = token
+                    count += 1
+                _describe(settings, base + used, count, foreign, _STATIC if cursor < row[NUM_STATIC] else _MEMORY)
+        elif own > 0 and own >= settings[_LEAST]:
             block = block_of(row)
-            last = min(block[NUM_TOKENS], end + 1 + size)
-            write_chain(
-                text_of(block), end + 1, last, own, by_match, _DYNAMIC,
-                b, offsets, tokens, parents, log_probs, origins,
-            )  # fmt: skip
-        else:
-            offsets[b + 1] = offsets[b]
-        if offsets[b + 1] == offsets[b]:
+            text = text_of(block)
+            count = max(min(size, block[NUM_TOKENS] - end - 1), 0)
+            tokens = array_at(settings[_NODES], base + used + size)
+            for i in range(count):
+                tokens[base + used + i] = text[end + 1 + i]
+            _describe(settings, base + used, count, own, _DYNAMIC)
+        if count == 0:
             left[num_left] = b
             num_left += 1
-    return int(offsets[len(slots)]), num_left
+        used += count
+        offsets[b + 1] = used
+    return used, num_left
+
+
+@inner
+def _describe(settings: Int64Array, begin: int, count: int, match_length: int, origin: int) -> None:
+    """Parents, log_probs and origins of a chain behind a match of ``match_length`` tokens."""
+    end = begin + count
+    parents, log_probs, origins = (
+        array_at(settings[_NODES + 1], end),
+        array_at(settings[_NODES + 2], end),
+        array_at(settings[_NODES + 3], end),
+    )
+    by_match = array_at(settings[_BY_MATCH], _NUM_LENGTHS)
+    for i in range(count):
+        parents[begin + i] = i - 1
+        log_probs[begin + i] = by_match[min(match_length - 1 + i, _NUM_LENGTHS - 1)]
+        origins[begin + i] = origin
 
 
 @inner
@@ -246,37 +281,6 @@ def _matches(row: Int64Array) -> tuple[int, int, int, int]:
     if cursor >= 0:
         foreign = row[FIRST_CURSOR + cursor * CURSOR_SIZE + LENGTH]
     return own, foreign, end, cursor
-
-
-@inner
-def _write_frozen(
-    image: Int32Array,
-    state: int,
-    size: int,
-    match_length: int,
-    by_match: Float32Array,
-    origin: int,
-    index: int,
-    offsets: Int32Array,
-    tokens: Int32Array,
-    parents: Int32Array,
-    log_probs: Float32Array,
-    origins: UInt32Array,
-) -> None:
-    """Write what follows the earliest end of ``state``, up to the end of the document, as tree ``index``."""
-    at = int(offsets[index])
-    position = endpos_of(image, state) + 1
-    count = 0
-    while count < size:
-        token = text_at(image, position + count)
-        if token < 0:
-            break
-        tokens[at + count] = token
-        parents[at + count] = count - 1
-        log_probs[at + count] = by_match[min(match_length - 1 + count, len(by_match) - 1)]
-        origins[at + count] = origin
-        count += 1
-    offsets[index + 1] = at + count
 
 
 def _interleaved(trees: DraftTrees, chosen: Int32Array, others: DraftTrees) -> DraftTrees:
