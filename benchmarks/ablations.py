@@ -3,7 +3,8 @@
 By replay of recorded outputs where no model is needed: static automata, dynamic automaton and memory removed one by one, the
 grid, and draft sizes from 5 to 70. Without an auxiliary drafter l_threshold decides nothing, so in the replayed grid another
 drafter that needs no model stands in for it (`--auxiliary`). Token Recycling reads the model's passes, so what it adds or
-loses is measured with the model in the box on its held-out prompts. The memory is fed in the order of traces and prompts.
+loses is measured with the model in the box on its held-out prompts, without the guard, whose cuts depend on times. The
+memory is fed in the order of traces and prompts.
 
 Writes OUT/ablations.md and plots beside it; mean accepted tokens are exact, tokens/s are of this machine.
 
@@ -160,7 +161,8 @@ def auxiliary_removed(corpora: tuple[Corpus, ...], prompts_of_a_kind: int, num_t
     accepted: dict[str, list[float]] = {}
     outputs: dict[str, list[list[int]]] = {}
     engines = {
-        label: Engine(model, tokenizer, drafter=spec, sources=Sources(None, corpora)) for label, spec in specs.items()
+        label: Engine(model, tokenizer, drafter=spec, sources=Sources(None, corpora), guard=False)
+        for label, spec in specs.items()
     }
     for engine in engines.values():
         engine.generate([encoded[0]], params)  # compile
@@ -168,7 +170,7 @@ def auxiliary_removed(corpora: tuple[Corpus, ...], prompts_of_a_kind: int, num_t
         for label, spec in specs.items():
             # Every turn begins with an empty memory: what was measured before must not be known.
             sources = Sources(ResponseMemory(), corpora)
-            engine = Engine(engines[label].target, tokenizer, drafter=spec, sources=sources)
+            engine = Engine(engines[label].target, tokenizer, drafter=spec, sources=sources, guard=False)
             accepted[label], outputs[label] = [], []
             for index, ids in enumerate(encoded):
                 begin = time.perf_counter()

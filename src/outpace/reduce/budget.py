@@ -23,8 +23,8 @@ from outpace.tree import DraftTrees, Float32Array, Int32Array
 
 _BINS = 160  # of the histogram, by minus the logarithm of the path probability
 _WIDTH = 0.05  # of a bin: 5% of the probability; the last bin holds all below 0.0004
-_FADING = 1.0  # weight of a step one step later: about 2,000 steps are remembered
-_HORIZON = 200  # steps over which the bank is to be spent
+_FADING = 0.9998  # weight of a step one step later: about 5,000 steps are remembered
+_HORIZON = 500  # steps over which the bank is to be spent; a longer one saves more for drafts that are surer
 
 
 class NodeBudget:

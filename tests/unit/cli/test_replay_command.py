@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from outpace.cli.replay import register
-from outpace.errors import ConfigError, InputError, TraceFormatError, UnknownNameError
+from outpace.errors import ConfigError, CorpusError, InputError, TraceFormatError, UnknownNameError
 
 
 @pytest.fixture
@@ -60,13 +60,19 @@ def test_figures_only_on_standard_error(app: typer.Typer, traces: Path) -> None:
     assert "4 recorded outputs" in result.stderr
 
 
-def test_json_to_a_file_and_plain_text(app: typer.Typer, tmp_path: Path) -> None:
+def save_tokenizer(folder: Path, *words: str) -> None:
+    """A tokenizer of whole words; 0 stands for any other."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    words = Tokenizer(models.WordLevel({"[UNK]": 0, "to": 1, "be": 2, "or": 3, "not": 4}, unk_token="[UNK]"))
-    words.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "words")
+    ids = {word: index for index, word in enumerate(("[UNK]", *words))}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer).save_pretrained(folder)
+
+
+def test_json_to_a_file_and_plain_text(app: typer.Typer, tmp_path: Path) -> None:
+    save_tokenizer(tmp_path / "words", "to", "be", "or", "not")
     (tmp_path / "play.txt").write_text("to be or not to be")
     out = tmp_path / "figures.json"
     command = ["replay", str(tmp_path / "play.txt"), "--tokenizer", str(tmp_path / "words"), "--max-nodes", "2"]
@@ -159,3 +165,33 @@ def test_drafters_that_need_a_model_draft_nothing_and_it_is_said(app: typer.Type
     assert result.exit_code == 0, result.exception
     assert "no model runs" in result.stderr
     assert "no model runs" not in CliRunner().invoke(app, ["replay", str(traces)]).stderr
+
+
+def test_a_corpus_feeds_the_drafter(app: typer.Typer, tmp_path: Path) -> None:
+    from outpace.corpora.build import BuildOptions, build_corpus
+
+    save_tokenizer(tmp_path / "words", "to", "be", "or", "not", "that", "is", "the", "question")
+    save_tokenizer(tmp_path / "others", "question", "the", "is", "that")
+    (tmp_path / "play.txt").write_text("to be or not to be that is the question")
+    corpus = tmp_path / "corpus"
+    build_corpus(corpus, [tmp_path / "play.txt"], BuildOptions(str(tmp_path / "words")))
+    (tmp_path / "t.jsonl").write_text(json.dumps({"prompt_ids": [9, 9], "output_ids": [3, 4, 1, 2, 5, 6, 7, 8]}))
+    command = ["replay", str(tmp_path / "t.jsonl"), "-d", "sam(l_bias=0)", "--json", "-"]
+
+    def figures(*more: str) -> tuple[float, str]:
+        result = CliRunner().invoke(app, [*command, *more])
+        assert result.exit_code == 0, result.exception
+        return json.loads(result.stdout)["mean_accepted_tokens"], result.stderr
+
+    alone, _ = figures()
+    fed, said = figures("--corpus", str(corpus))
+    assert (alone, fed) == (1.0, 7.0)
+    assert said.count("nothing says which tokenizer") == 1
+    _, said = figures("--corpus", str(corpus), "--tokenizer", str(tmp_path / "words"))
+    assert "nothing says" not in said
+    refused = CliRunner().invoke(app, [*command, "--corpus", str(corpus), "--tokenizer", str(tmp_path / "others")])
+    assert isinstance(refused.exception, CorpusError)
+    assert "words" in str(refused.exception)
+    assert "others" in str(refused.exception)
+    missing = CliRunner().invoke(app, [*command, "--corpus", str(tmp_path / "nowhere")])
+    assert isinstance(missing.exception, CorpusError)
