@@ -3,7 +3,8 @@
 Of all ways to spend a mean of N nodes a step, the one with the most accepted nodes verifies every node whose path
 probability reaches one threshold, the same at every step: much where the drafts are sure, nothing where they are not. The
 threshold that spends N is found online, from a faded histogram of the path probabilities that were offered so far, and
-moves with the **bank**, the nodes that were allowed and not spent: what is in it is planned for the next `_HORIZON` steps.
+moves with the **bank**, the nodes that were allowed and not spent: what is in it is planned for the steps of a horizon,
+which grows with the run, so that what poor text leaves over is still there when richer text comes.
 The bank never goes below 0, so the mean stays within the budget at every moment, not only at the end.
 
 Example: under a budget of 4, two steps of one node each leave 6 nodes in the bank; the third step may take up to 10, and
@@ -24,7 +25,8 @@ from outpace.tree import DraftTrees, Float32Array, Int32Array
 _BINS = 160  # of the histogram, by minus the logarithm of the path probability
 _WIDTH = 0.05  # of a bin: 5% of the probability; the last bin holds all below 0.0004
 _FADING = 0.9998  # weight of a step one step later: about 5,000 steps are remembered
-_HORIZON = 500  # steps over which the bank is to be spent; a longer one saves more for drafts that are surer
+_HORIZON = 500  # steps over which the bank is to be spent; a longer one saves more for drafts that are surer; or
+_HORIZON_SHARE = 0.1  # of the steps so far, whichever is more
 
 
 class NodeBudget:
@@ -66,7 +68,8 @@ class NodeBudget:
         bank = math.floor(self.nodes_per_step * self._steps) - self._spent
         now = max(trees.batch_size, 1)
         # To be spent by the end of the horizon: the bank, which this step's share is in, and what comes in until then.
-        target = self.nodes_per_step + (bank / now - self.nodes_per_step) / _HORIZON
+        horizon = max(_HORIZON, _HORIZON_SHARE * self._steps)
+        target = self.nodes_per_step + (bank / now - self.nodes_per_step) / horizon
         return _threshold(trees.offsets, trees.parents, trees.log_probs, limit, max(target, 0.0), self._histogram), bank
 
     def spend(self, num_nodes: int) -> None:
