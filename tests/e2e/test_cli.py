@@ -362,7 +362,7 @@ def bad(checkpoint: Path, tmp_path: Path) -> Callable[[str], tuple[list[object],
 
 
 SAYS = {
-    "drafter": "did you mean 'suffix'?",
+    "drafter": "did you mean 'suffix' or 'suffix-tree'?",
     "drafter option": "did you mean 'draft_size'",
     "model": "checkpoints beside it: llama",
     "option": "--temp",

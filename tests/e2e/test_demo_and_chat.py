@@ -186,14 +186,14 @@ def test_demo_reports_outputs_that_are_wrong(run: Run, monkeypatch: pytest.Monke
 
 
 SAYS = {
-    ("demo", "-d", "sufix"): "did you mean 'suffix'?",
+    ("demo", "-d", "sufix"): "did you mean 'suffix' or 'suffix-tree'?",
     ("demo", "-m", "./nowhere"): "no folder './nowhere'",
     ("demo", "-n", "0"): "--max-tokens",
     ("demo", "--prompts-per-kind", "0"): "--prompts-per-kind",
     ("demo", "--prompts", "none.jsonl"): "cannot read none.jsonl",
     ("demo", "--json", "none/x.json"): "there is no folder",
     ("demo", "-n", "500"): "do not fit the context of 512",
-    ("chat", "-d", "sufix"): "did you mean 'suffix'?",
+    ("chat", "-d", "sufix"): "did you mean 'suffix' or 'suffix-tree'?",
     ("chat", "-m", "./nowhere"): "no folder './nowhere'",
     ("chat", "-n", "0"): "--max-tokens",
     ("chat", "--top-p", "2"): "top_p must be",

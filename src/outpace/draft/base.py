@@ -62,11 +62,18 @@ class Drafter(ABC):
         name: The name under which it is registered.
         needs: What it wants to see of the target's passes.
         marginal: Whether ``log_probs`` are marginal (prediction heads) or conditional on the parent (everything else).
+        parts: The drafters that it is made of.
     """
 
     name: str
     needs: SignalNeeds = SignalNeeds()
     marginal: bool = False
+    parts: tuple[Drafter, ...] = ()
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether Outpace itself wrote it and all its parts: what others propose is checked before it is used."""
+        return type(self).__module__.startswith("outpace.") and all(part.is_ours for part in self.parts)
 
     @abstractmethod
     def open(self, key: int, tokens: Int32Array, namespace: str = "") -> None:

@@ -52,7 +52,7 @@ class MergeDrafter(Drafter):
         layers = dict.fromkeys(layer for part in self.parts for layer in part.needs.hidden_layers)
         self.needs = SignalNeeds(max(part.needs.top_k for part in self.parts), tuple(layers))
         # Drafts from outside are checked before they index anything.
-        self._checked = [not type(part).__module__.startswith("outpace.") for part in self.parts]
+        self._checked = [not part.is_ours for part in self.parts]
         self._calibrators = [Calibrator() for _ in self.parts]
         self._calibrator = Calibrator()
         self._sequences: OpenSequences[None] = OpenSequences()

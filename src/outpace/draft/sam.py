@@ -101,6 +101,7 @@ class SamDrafter(Drafter):
         self.memory = check_switch(self.name, "memory", memory)
         if len(parts) > 1:
             raise ConfigError(f"{self.name} takes one auxiliary drafter, found {len(parts)}")
+        self.parts = tuple(parts)
         self.auxiliary = parts[0] if parts else None
         if not (self.static or self.dynamic or self.memory or self.auxiliary):
             raise ConfigError(f"{self.name}: static, dynamic and memory are all off, so nothing is left to draft from")

@@ -61,7 +61,7 @@ class EngineCore:
         self._finished: dict[str, int] = {}
         target.check_modules(drafter.needs.hidden_layers)
         # Drafts from outside are checked before they index anything; checking costs more than some of ours cost to make.
-        self._checks_drafts = config.debug or not type(drafter).__module__.startswith("outpace.")
+        self._checks_drafts = config.debug or not drafter.is_ours
 
     def new_key(self) -> int:
         """A number for a sequence that no other has."""

@@ -113,7 +113,7 @@ def gather_signals(
         return None
     top_ids = None
     if drafter.needs.top_k:
-        top_ids = topk_rows(logits, drafter.needs.top_k)
+        top_ids = topk_rows(logits, min(drafter.needs.top_k, logits.shape[-1]))
     first_positions = plan.position_ids[plan.cu_seqlens_q[:-1]].astype(np.int32)
     return Signals(plan.cu_seqlens_q, first_positions, plan.input_ids.astype(np.int32), top_ids, hidden)
 

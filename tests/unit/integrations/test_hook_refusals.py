@@ -38,7 +38,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "SynthID": ({"watermarking_config": hf.SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)}, "SynthID"),
     "synced": ({"synced_gpus": True}, "synced_gpus"),
     "positions": ({"position_ids": torch.arange(9)[None] + 1}, "position_ids"),
-    "drafter": ({"drafter": "sufix"}, r"unknown drafter 'sufix'; did you mean 'suffix'\?.*known: .*lookup, none"),
+    "drafter": ({"drafter": "sufix"}, r"unknown drafter 'sufix'; did you mean 'suffix'.*known: .*lookup, merge, none"),
     "backend": ({"backend": "fast"}, "unknown attention backend 'fast'"),
     "max_nodes": ({"max_nodes": -1}, "max_nodes must be an integer at least 0"),
 }
