@@ -40,7 +40,13 @@ class Twin:
                 followers = Counter(documents[n][end] for n, end in ends if end < len(documents[n]))
                 found.append((length, place, kind, followers))
         found.sort(key=lambda one: (-one[0], one[1] != 0, -one[1]))
-        return [(kind, length, followers) for length, _, kind, followers in found]
+        asked: list[tuple[int, int, Counter[int]]] = []
+        for length, _, kind, followers in found:
+            if any(one[:2] == (kind, length) for one in asked):
+                next(one for one in asked if one[:2] == (kind, length))[2].update(followers)
+            else:
+                asked.append((kind, length, Counter(followers)))
+        return asked
 
     def _shares(self, path: Text) -> list[tuple[int, Counter[int]]]:
         """The row and the new followers of each context that adds some."""

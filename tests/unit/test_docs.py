@@ -22,6 +22,7 @@ import outpace
 import outpace.assets
 import outpace.cli.demo
 from outpace import cli
+from outpace.corpora.build import BuildOptions, build_corpus
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -55,7 +56,16 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         for category in ("qa", "summary"):
             text = rng.integers(3, 20, 60).tolist() * 2
             file.write(json.dumps({"prompt_ids": text[:40], "output_ids": text[40:], "category": category}) + "\n")
+    texts = folder / "texts"
+    texts.mkdir()
+    (texts / "a.py").write_text(
+        "def read_lines(path):\n    with open(path) as file:\n        return file.read().splitlines()\n"
+    )
+    build_corpus(folder / "corpus", [texts], BuildOptions(str(BOX) if BOX.is_dir() else str(folder / "checkpoint")))
     return {
+        "corpus build path/to/corpus": "corpus build built",  # within the test's own folder
+        "path/to/corpus": str(folder / "corpus"),
+        "path/to/texts": str(texts),
         "path/to/checkpoint": str(folder / "checkpoint"),
         "prompts.jsonl": str(prompts),
         "traces.jsonl": str(traces),
@@ -155,7 +165,7 @@ def shortened(arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> list[str
     if "--max-tokens" in arguments:
         place = arguments.index("--max-tokens") + 1
         arguments[place] = str(min(int(arguments[place]), 12))
-    elif arguments[0] != "replay":
+    elif arguments[0] not in ("corpus", "replay"):
         arguments += ["--max-tokens", "12"]
     return arguments
 

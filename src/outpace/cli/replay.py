@@ -105,6 +105,7 @@ def replay(
     from outpace.bench.plots import check_plot_path, draw_reliability
     from outpace.bench.replay import start_replay
     from outpace.bench.traces import read_traces
+    from outpace.draft.registry import uses_sources
     from outpace.tokenizers import TextTokenizer
 
     if calibration:
@@ -127,6 +128,8 @@ def replay(
     )
     if not run.drafter.needs.nothing:
         console.print(f"{drafter}: no model runs, so what drafts from its passes has nothing to draft")
+    if (memory or corpora) and not uses_sources(drafter):
+        console.print(f"{drafter} drafts from the request's own text alone: memory and corpora change nothing")
     for trace in track(loaded, description="replaying", console=console, transient=True):
         run.add(trace)
     result = run.result

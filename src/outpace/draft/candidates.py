@@ -39,7 +39,7 @@ class CandidateMatrices:
             model always wants the same, after others what it wants depends on more than the token.
 
     Args:
-        most: Namespaces to keep beside those in use.
+        most: Namespaces to keep. Those in use count, but are never dropped.
     """
 
     def __init__(self, most: int) -> None:

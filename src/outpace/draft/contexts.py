@@ -10,9 +10,10 @@ Words:
 - The **posterior** of a next token blends what all contexts of all sources saw.
 
 The blend is prediction by partial matching (Cleary and Witten 1984) with exclusion. Contexts are asked in the order of their
-length, over all sources (the request's own first where lengths are equal). Each proposes the tokens that followed it and that
-no longer context proposed, by how often they did, and together they get the share of the probability left that a context
-of this kind deserves (`outpace.draft.escape`, in the place of an escape symbol); the rest is left for shorter contexts.
+length, over all sources; where lengths are equal, the request's own first, and those of several earlier responses or of several
+corpora as one, with their counts added. Each proposes the tokens that followed it and that no longer context proposed, by how
+often they did, and together they get the share of the probability left that a context of this kind deserves
+(`outpace.draft.escape`, in the place of an escape symbol); the rest is left for shorter contexts.
 
 Example: the text ends in ``a b c``. Once before, ``b c`` was followed by ``d``; ``c`` was by ``d`` twice and by ``e`` once.
 If contexts of the first kind know the next token in 60 of 100 cases, ``d`` gets 0.6. The context ``c`` has only ``e`` to add;
@@ -134,29 +135,63 @@ def _source_of(row: Int64Array, i: int) -> int:
 
 
 @inner
+def _holds(tokens: Int32Array, num: int, token: int) -> bool:
+    for k in range(num):
+        if tokens[k] == token:
+            return True
+    return False
+
+
+@inner
 def _new_followers(
-    row: Int64Array, i: int, at: Int64Array, seen: Int32Array, num_seen: int, tokens: Int32Array, counts: Int64Array
+    row: Int64Array,
+    i: int,
+    at: Int64Array,
+    seen: Int32Array,
+    num_seen: int,
+    tokens: Int32Array,
+    counts: Int64Array,
+    more_tokens: Int32Array,
+    more_counts: Int64Array,
 ) -> tuple[int, int]:
-    """Ask the present context of source ``i``, and go on to the next shorter one.
+    """Ask the present context of source ``i``, and those of as many tokens in the same kind of source; go on to shorter ones.
+
+    Source ``i`` is the last one that has it.
 
     Returns:
-        How many tokens it adds to the ``num_seen`` that were proposed before, and how often these followed together.
+        How many tokens they add to the ``num_seen`` that were proposed before, and how often these followed together.
     """
+    length = at[i, LENGTH]
     if i == 0:
         found, at[i, STATE], at[i, LENGTH] = _followers_in_block(block_of(row), at[i, STATE], tokens, counts)
     else:
         found, at[i, STATE], at[i, LENGTH] = _followers_in_image(image_of(row, i - 1), at[i, STATE], tokens, counts)
     new, occurrences = 0, 0
     for k in range(found):
-        known = False
-        for j in range(num_seen):
-            if seen[j] == tokens[k]:
-                known = True
-                break
-        if not known:
+        if not _holds(seen, num_seen, tokens[k]):
             tokens[new], counts[new] = tokens[k], counts[k]
             occurrences += counts[k]
             new += 1
+    kind = _source_of(row, i)
+    for other in range(i - 1, 0, -1):
+        if at[other, LENGTH] == length and _source_of(row, other) == kind:
+            image = image_of(row, other - 1)
+            found, at[other, STATE], at[other, LENGTH] = _followers_in_image(
+                image, at[other, STATE], more_tokens, more_counts
+            )
+            for k in range(found):
+                if _holds(seen, num_seen, more_tokens[k]):
+                    continue
+                place = 0
+                while place < new and tokens[place] != more_tokens[k]:
+                    place += 1
+                if place == MOST_TOKENS:
+                    continue
+                if place == new:
+                    tokens[new], counts[new] = more_tokens[k], 0
+                    new += 1
+                counts[place] += more_counts[k]
+                occurrences += more_counts[k]
     return new, occurrences
 
 
@@ -194,8 +229,8 @@ def posterior(
         tokens: ``int32[MOST_TOKENS]``, receives the tokens.
         probs: ``float64[MOST_TOKENS]``, receives their probabilities.
         kinds: ``int64[MOST_TOKENS]``, receives the source of each.
-        new_tokens: ``int32[MOST_TOKENS]``, scratch.
-        new_counts: ``int64[MOST_TOKENS]``, scratch.
+        new_tokens: ``int32[2, MOST_TOKENS]``, scratch.
+        new_counts: ``int64[2, MOST_TOKENS]``, scratch.
 
     Returns:
         How many tokens there are.
@@ -209,15 +244,17 @@ def posterior(
         if i < 0:
             break
         length, source = at[i, LENGTH], _source_of(row, i)
-        new, occurrences = _new_followers(row, i, at, tokens, num, new_tokens, new_counts)
+        new, occurrences = _new_followers(
+            row, i, at, tokens, num, new_tokens[0], new_counts[0], new_tokens[1], new_counts[1]
+        )
         if occurrences == 0:
             continue
         kind = class_of(source, length, occurrences, new, rank)
         rank += 1
         share = trials[kind, 0] / trials[kind, 1]
         for k in range(min(new, MOST_TOKENS - num)):
-            tokens[num] = new_tokens[k]
-            probs[num] = left * share * new_counts[k] / occurrences
+            tokens[num] = new_tokens[0, k]
+            probs[num] = left * share * new_counts[0, k] / occurrences
             kinds[num] = source
             num += 1
         left *= 1.0 - share
@@ -248,15 +285,17 @@ def learn(
         if i < 0:
             return
         length, source = at[i, LENGTH], _source_of(row, i)
-        new, occurrences = _new_followers(row, i, at, seen, num, new_tokens, new_counts)
+        new, occurrences = _new_followers(
+            row, i, at, seen, num, new_tokens[0], new_counts[0], new_tokens[1], new_counts[1]
+        )
         if occurrences == 0:
             continue
         knew = False
         for k in range(new):
-            if new_tokens[k] == actual:
+            if new_tokens[0, k] == actual:
                 knew = True
             if num < MOST_TOKENS:
-                seen[num] = new_tokens[k]
+                seen[num] = new_tokens[0, k]
                 num += 1
         record(trials, class_of(source, length, occurrences, new, rank), knew)
         rank += 1

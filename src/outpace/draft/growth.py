@@ -60,7 +60,7 @@ def grow_trees(
     at = np.empty((most_sources, 2), np.int64)
     found_tokens, found_probs = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.float64)
     found_kinds = np.empty(MOST_TOKENS, np.int64)
-    new_tokens, new_counts = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int64)
+    new_tokens, new_counts = np.empty((2, MOST_TOKENS), np.int32), np.empty((2, MOST_TOKENS), np.int64)
     offsets[0] = 0
     for b in range(len(slots)):
         row, cap, begin = table[slots[b]], min(int(caps[b]), draft_size), int(offsets[b])
@@ -181,8 +181,8 @@ def take_tokens(
     for slot in slots:
         most_sources = max(most_sources, 1 + table[slot, layout.NUM_CURSORS])
     cursors, at = np.empty((most_sources, 2), np.int64), np.empty((most_sources, 2), np.int64)
-    seen, new_tokens = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.int32)
-    new_counts = np.empty(MOST_TOKENS, np.int64)
+    seen, new_tokens = np.empty(MOST_TOKENS, np.int32), np.empty((2, MOST_TOKENS), np.int32)
+    new_counts = np.empty((2, MOST_TOKENS), np.int64)
     for b in range(first, len(slots)):
         row = table[slots[b]]
         begin, end = int(token_offsets[b]), int(token_offsets[b + 1])

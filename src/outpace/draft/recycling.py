@@ -62,7 +62,7 @@ class RecyclingDrafter(Drafter):
     Args:
         tree: Shape of the trees: 80 or ``token-recycling`` for that of Token Recycling, 60 or ``sam-decoding`` for that of
             SAM-Decoding.
-        namespaces: Namespaces whose candidates are kept beside those of open sequences.
+        namespaces: Namespaces whose candidates are kept; those of open sequences count, but are never dropped.
 
     Raises:
         ConfigError: An option is out of bounds.

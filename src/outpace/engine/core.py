@@ -61,7 +61,7 @@ class EngineCore:
         self._finished: dict[str, int] = {}
         target.check_modules(drafter.needs.hidden_layers)
         # Drafts from outside are checked before they index anything; checking costs more than some of ours cost to make.
-        self._checks_drafts = config.debug or not drafter.is_ours
+        self._checks_drafts = config.debug or not drafter.is_ours or bool(config.corpora)
 
     def new_key(self) -> int:
         """A number for a sequence that no other has."""
