@@ -136,7 +136,7 @@ def _source_of(row: Int64Array, i: int) -> int:
 
 @inner
 def _holds(tokens: Int32Array, num: int, token: int) -> bool:
-    for k in range(num):
+    for k in range(num):  # noqa: SIM110 (Numba compiles no generators)
         if tokens[k] == token:
             return True
     return False

@@ -7,11 +7,11 @@ import numpy as np
 from outpace._compile import compiled, inner
 from outpace.draft import cursors as layout
 from outpace.draft.contexts import MOST_TOKENS, cursors_of, learn, posterior, step
-from outpace.draft.cursors import block_of, image_of
+from outpace.draft.cursors import array_at, block_of, image_of
 from outpace.draft.escape import Float64Array
 from outpace.suffix.block import CAPACITY, NUM_STATES, NUM_TOKENS, STATE_CAPACITY, extend_block
 from outpace.suffix.image import step_frozen
-from outpace.tree import Float32Array, Int32Array, Int64Array, UInt32Array
+from outpace.tree import Int32Array, Int64Array
 
 _TOKEN, _PARENT, _KIND = range(3)  # columns of what waits
 
@@ -26,10 +26,8 @@ def grow_trees(
     bits: Int64Array,
     least: float,
     offsets: Int32Array,
-    tokens: Int32Array,
-    parents: Int32Array,
-    log_probs: Float32Array,
-    origins: UInt32Array,
+    pool: Int64Array,
+    base: int,
 ) -> int:
     """One tree for each sequence: always the most probable path that is not in the tree yet, as far as the cap allows.
 
@@ -42,10 +40,8 @@ def grow_trees(
         bits: ``int64[kinds]``, the `Origin` of nodes of each kind of source.
         least: Nodes that are reached with less than this probability are left out.
         offsets: ``int32[B + 1]``, receives the trees' offsets.
-        tokens: ``int32[B * draft_size]``, receives nodes, as do the others.
-        parents: ``int32[B * draft_size]``.
-        log_probs: ``float32[B * draft_size]``.
-        origins: ``uint32[B * draft_size]``.
+        pool: ``int64[4]``, where tokens, parents, log_probs and origins go; see `outpace.draft.pool.NodePool`.
+        base: The first node there that is free, of at least ``B * draft_size``.
 
     Returns:
         Nodes of all trees.
@@ -61,9 +57,12 @@ def grow_trees(
     found_tokens, found_probs = np.empty(MOST_TOKENS, np.int32), np.empty(MOST_TOKENS, np.float64)
     found_kinds = np.empty(MOST_TOKENS, np.int64)
     new_tokens, new_counts = np.empty((2, MOST_TOKENS), np.int32), np.empty((2, MOST_TOKENS), np.int64)
+    end = base + len(slots) * draft_size
+    tokens, parents, origins = array_at(pool[0], end), array_at(pool[1], end), array_at(pool[3], end)
+    log_probs = array_at(pool[2], end).view(np.float32)
     offsets[0] = 0
     for b in range(len(slots)):
-        row, cap, begin = table[slots[b]], min(int(caps[b]), draft_size), int(offsets[b])
+        row, cap, begin = table[slots[b]], min(int(caps[b]), draft_size), base + int(offsets[b])
         cursors_of(row, node_cursors[0])
         size, num_waiting, parent, reached = 0, 0, -1, 1.0
         while size < cap:
@@ -108,7 +107,7 @@ def grow_trees(
                 step(row, node_cursors[above + 1], node_cursors[size + 1], int(tokens[node]))
             parent = size
             size += 1
-        offsets[b + 1] = begin + size
+        offsets[b + 1] = offsets[b] + size
     return int(offsets[len(slots)])
 
 

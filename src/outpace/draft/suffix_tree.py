@@ -16,13 +16,14 @@ from outpace.draft.base import Drafter, Signals
 from outpace.draft.cursors import Cursors
 from outpace.draft.escape import first_trials
 from outpace.draft.growth import grow_trees, take_tokens
+from outpace.draft.pool import NodePool
 from outpace.draft.sequences import check_count, check_share, check_switch
 from outpace.draft.sources import Sources
 from outpace.tree import DraftTrees, Int32Array, Origin, Verdicts
 
 _COUNT_WALK = 16  # links; real text has 2 to 5, only text that repeats itself without end has more
 _BITS = np.array([Origin.DYNAMIC, Origin.MEMORY, Origin.STATIC], np.int64)
-_INT32, _FLOAT32, _UINT32 = np.dtype(np.int32), np.dtype(np.float32), np.dtype(np.uint32)
+_INT32 = np.dtype(np.int32)
 
 
 class SuffixTreeDrafter(Drafter):
@@ -66,6 +67,7 @@ class SuffixTreeDrafter(Drafter):
         self._shards = self._sources.static if self.static else ()
         self._cursors = Cursors(self.dynamic, _COUNT_WALK)
         self._trials = first_trials()
+        self._pool = NodePool(np.zeros(4, np.int64))
 
     def open(self, key: int, tokens: Int32Array, namespace: str = "") -> None:
         """Start a sequence; see `Drafter.open`.
@@ -82,12 +84,11 @@ class SuffixTreeDrafter(Drafter):
         Raises:
             LifecycleError: A key is not open.
         """
-        room = len(keys) * self.draft_size
+        slots = self._cursors.slots(keys)
         offsets = np.empty(len(keys) + 1, _INT32)
-        tokens, parents = np.empty(room, _INT32), np.empty(room, _INT32)
-        log_probs, origins = np.empty(room, _FLOAT32), np.empty(room, _UINT32)
+        base = self._pool.reserve(len(keys) * self.draft_size)
         used = grow_trees(
-            self._cursors.slots(keys),
+            slots,
             caps,
             self.draft_size,
             self._cursors.table,
@@ -95,12 +96,10 @@ class SuffixTreeDrafter(Drafter):
             _BITS,
             self.min_prob,
             offsets,
-            tokens,
-            parents,
-            log_probs,
-            origins,
+            self._pool.addresses,
+            base,
         )
-        return DraftTrees(offsets, tokens[:used], parents[:used], log_probs[:used], origins[:used])
+        return self._pool.take(offsets, used)
 
     def observe(self, keys: SequenceOf[int], verdicts: Verdicts, signals: Signals | None = None) -> None:
         """Append what was committed, and learn from it; see `Drafter.observe`.
