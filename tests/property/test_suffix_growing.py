@@ -4,6 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.suffix import GrowingAutomaton
+from outpace.suffix.block import SEPARATOR
 from suffixtwin import longest_foreign_match, longest_match
 
 small = st.integers(2, 4).flatmap(lambda k: st.lists(st.integers(0, k - 1), max_size=50))
@@ -70,3 +71,34 @@ def test_forks_do_not_share(text: list[int], at: int, one: list[int], other: lis
         grown.check()
         assert grown.text.tolist() == expected
         assert grown.match[1:] == longest_match(expected)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(texts, max_size=5), st.integers(1, 40), st.booleans())
+def test_audit_holds_with_counts_and_documents(documents: list[list[int]], count_walk: int, begins: bool) -> None:
+    """The audit counts end positions anew, and sees to it that nothing reaches over a separator."""
+    automaton = GrowingAutomaton(count_walk=count_walk)
+    for number, document in enumerate(documents):
+        if begins or number:
+            automaton.extend([SEPARATOR])
+        for begin in range(0, len(document), 7):
+            automaton.extend(document[begin : begin + 7])
+            automaton.check()
+
+
+@settings(max_examples=150, deadline=None)
+@given(texts, st.lists(st.integers(0, 3), min_size=1, max_size=4))
+def test_counts_equal_brute_force(text: list[int], pattern: list[int]) -> None:
+    automaton = GrowingAutomaton(text, count_walk=1000)
+    state = length = 0
+    for token in pattern:
+        state, length = automaton.transfer(state, length, token)
+    found = sum(text[i : i + len(pattern)] == pattern for i in range(len(text)))
+    assert (automaton.count(state) if length == len(pattern) else 0) == found
+
+
+def test_short_contexts_are_counted_too_low_where_the_walk_ends() -> None:
+    automaton = GrowingAutomaton([5] * 100, count_walk=8)
+    automaton.check()
+    state, _ = automaton.transfer(0, 0, 5)
+    assert 8 <= automaton.count(state) < 100

@@ -21,7 +21,7 @@ from outpace.draft.sequences import check_count, check_share, check_switch
 from outpace.draft.sources import Sources
 from outpace.tree import DraftTrees, Int32Array, Origin, Verdicts
 
-_COUNT_WALK = 16  # links; real text has 2 to 5, only text that repeats itself without end has more
+COUNT_WALK = 16  # links; real text has 2 to 5, only text that repeats itself without end has more
 _BITS = np.array([Origin.DYNAMIC, Origin.MEMORY, Origin.STATIC], np.int64)
 _INT32 = np.dtype(np.int32)
 
@@ -65,7 +65,7 @@ class SuffixTreeDrafter(Drafter):
         self.static = check_switch(self.name, "static", static)
         self._sources = sources or Sources()
         self._shards = self._sources.static if self.static else ()
-        self._cursors = Cursors(self.dynamic, _COUNT_WALK)
+        self._cursors = Cursors(self.dynamic, COUNT_WALK)
         self._trials = first_trials()
         self._pool = NodePool(np.zeros(4, np.int64))
 
