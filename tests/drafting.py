@@ -35,5 +35,5 @@ def draft_one(spec: str, text: Sequence[int] | Int32Array, cap: int = 1000) -> D
 def committed(tokens: Sequence[Sequence[int] | Int32Array]) -> Verdicts:
     """Verdicts that commit these tokens of each sequence; with empty paths, which drafters of text do not look at."""
     offsets = np.cumsum([0, *map(len, tokens)]).astype(np.int32)
-    flat = np.concatenate([np.asarray(part, np.int32) for part in tokens])
+    flat = np.concatenate([np.zeros(0, np.int32), *(np.asarray(part, np.int32) for part in tokens)])
     return Verdicts(np.zeros(len(tokens) + 1, np.int32), np.zeros(0, np.int32), offsets, flat)

@@ -8,7 +8,10 @@ anew in each process instead.
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numba
@@ -23,8 +26,33 @@ def compiled(function: F) -> F:
     # Numba's word for a cache folder that cannot be written, in whatever place it looked.
     with contextlib.suppress(RuntimeError):
         dispatcher.enable_caching()
+        _renew_with_sources(dispatcher)
     result: F = dispatcher
     return result
+
+
+def _renew_with_sources(dispatcher: Any) -> None:
+    """Let a change of any file with compiled functions make a cached one stale.
+
+    Numba looks at the function's own file alone, but the machine code holds that of every function it calls, and the layouts
+    that other files define. Without this, an upgrade could follow old layouts through new arrays.
+    """
+    cache_file: Any = getattr(getattr(dispatcher, "_cache", None), "_cache_file", None)
+    if hasattr(cache_file, "_source_stamp"):
+        cache_file._source_stamp = (cache_file._source_stamp, source_digest())
+    else:  # another version of Numba keeps it elsewhere: rather compile anew than run something old
+        dispatcher._cache.disable()
+
+
+@functools.cache
+def source_digest() -> str:
+    """A digest of the package's files that hold compiled functions; the layouts that these share are in them too."""
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        source = path.read_bytes()
+        if b"outpace._compile" in source:
+            digest.update(source)
+    return digest.hexdigest()
 
 
 def inner(function: F) -> F:

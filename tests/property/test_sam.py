@@ -62,8 +62,8 @@ def choice(
     remembered = best_of(memory if switches["memory"] else [], text)
     foreign, after = remembered if remembered[0] >= static[0] else static
     origin = Origin.MEMORY if remembered[0] >= static[0] else Origin.STATIC
-    if foreign > own + (bias if switches["dynamic"] else 0):
-        return (after[:40], int(origin)) if foreign >= threshold and after else None
+    if foreign > own + (bias if switches["dynamic"] else 0) and foreign >= threshold and after:
+        return after[:40], int(origin)
     return (text[end + 1 :][:40], int(Origin.DYNAMIC)) if own and own >= threshold else None
 
 

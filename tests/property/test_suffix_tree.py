@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from contextstwin import Twin
 from drafting import committed
+from outpace.draft import build_drafter
 from outpace.draft.escape import CORPUS, MEMORY
 from outpace.draft.sources import Sources
 from outpace.draft.suffix_tree import SuffixTreeDrafter
@@ -110,3 +111,26 @@ def test_text_that_repeats_itself(text: list[int]) -> None:
             path.append(token)
             node = i
     assert len(path) >= 15
+
+
+@pytest.mark.parametrize("spec", ["suffix-tree", "sam"])
+def test_an_empty_batch_is_left_alone(spec: str) -> None:
+    drafter = build_drafter(spec)
+    assert drafter.propose([], np.zeros(0, np.int32)).batch_size == 0
+    for key in range(4):
+        drafter.open(key, np.array([1, 2, 1, 2, 1], np.int32))
+    drafter.propose([0, 1, 2, 3], np.full(4, 9, np.int32))
+    drafter.close(3)
+    trees = drafter.propose([], np.zeros(0, np.int32))
+    assert (trees.batch_size, trees.num_nodes) == (0, 0)
+    drafter.observe([], committed([]))
+    assert drafter.propose([0], np.array([9], np.int32)).tokens.tolist()[0] == 2
+
+
+def test_asking_is_bounded_where_text_repeats_itself() -> None:
+    """Each step of a draft asks a bounded number of contexts, so that what it does not ask cannot change it."""
+    drafter = SuffixTreeDrafter()
+    for key, length in enumerate((2_000, 20_000)):
+        drafter.open(key, np.zeros(length, np.int32))
+    trees = drafter.propose([0, 1], np.full(2, 12, np.int32))
+    assert trees.tree(0).tokens.tolist() == trees.tree(1).tokens.tolist() == [0] * 12

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from numba.core import caching
 
-from outpace._compile import c_function, compiled
+from outpace._compile import c_function, compiled, source_digest
 
 RUN = """
 import numba.core.caching as caching
@@ -55,3 +55,12 @@ def test_functions_with_a_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
     assert compiled(triple)(4) == 12
     assert any(path.suffix == ".nbc" for path in tmp_path.rglob("*"))
+
+
+def test_a_change_of_any_file_makes_what_was_cached_stale() -> None:
+    @compiled
+    def twice(x: int) -> int:
+        return 2 * x
+
+    stamp = twice._cache._cache_file._source_stamp  # type: ignore[attr-defined]
+    assert stamp[1] == source_digest()

@@ -62,7 +62,7 @@ def replay(
     traces: Annotated[list[str], typer.Argument(metavar="TRACES...", help="Trace files (.jsonl), or plain text.")],
     drafter: ReplayDrafterOption = "suffix",
     max_nodes: Annotated[
-        int, typer.Option("--max-nodes", min=0, metavar="M", help="Verify at most M nodes in any step.")
+        int, typer.Option("--max-nodes", min=0, max=2**31 - 1, metavar="M", help="Verify at most M nodes in any step.")
     ] = 64,
     budget: Annotated[
         float | None,

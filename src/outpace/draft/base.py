@@ -75,6 +75,11 @@ class Drafter(ABC):
         """Whether Outpace itself wrote it and all its parts: what others propose is checked before it is used."""
         return type(self).__module__.startswith("outpace.") and all(part.is_ours for part in self.parts)
 
+    @property
+    def has_foreign_text(self) -> bool:
+        """Whether it drafts from text that this model's requests did not hold, corpora or files: its ids are checked."""
+        return any(part.has_foreign_text for part in self.parts)
+
     @abstractmethod
     def open(self, key: int, tokens: Int32Array, namespace: str = "") -> None:
         """Start a sequence.

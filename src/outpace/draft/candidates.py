@@ -134,11 +134,9 @@ class CandidateMatrices:
 
     def _free_slot(self) -> int:
         taken = set(self._slots.values())
-        if len(taken) >= self.most:
-            for namespace, slot in self._slots.items():
-                if slot not in self._users:
-                    del self._slots[namespace]
-                    return slot
+        unused = [namespace for namespace, slot in self._slots.items() if slot not in self._users]
+        for namespace in unused[: max(len(taken) - self.most + 1, 0)]:
+            taken.discard(self._slots.pop(namespace))
         free = next((slot for slot in range(len(self.rows)) if slot not in taken), None)
         if free is None:
             free = len(self.rows)

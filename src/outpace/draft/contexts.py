@@ -34,7 +34,8 @@ from outpace.tree import Int32Array, Int64Array
 
 STATE, LENGTH = range(2)  # columns of cursors
 MOST_TOKENS = 24  # that one context proposes, and that a posterior has
-_MOST_RANKS = 6  # contexts that are asked; more hardly add anything
+_MOST_RANKS = 6  # contexts that propose something; more hardly add anything
+_MOST_SILENT = 32  # contexts that do not: where text repeats itself without end, there are as many as it has tokens
 
 
 @inner
@@ -238,8 +239,8 @@ def posterior(
     num_sources = 1 + row[table.NUM_CURSORS]
     for i in range(num_sources):
         at[i, STATE], at[i, LENGTH] = cursors[i, STATE], cursors[i, LENGTH]
-    num, rank, left = 0, 0, 1.0
-    while left >= least and num < MOST_TOKENS and rank < _MOST_RANKS:
+    num, rank, silent, left = 0, 0, 0, 1.0
+    while left >= least and num < MOST_TOKENS and rank < _MOST_RANKS and silent < _MOST_SILENT:
         i = _longest(at, num_sources)
         if i < 0:
             break
@@ -248,6 +249,7 @@ def posterior(
             row, i, at, tokens, num, new_tokens[0], new_counts[0], new_tokens[1], new_counts[1]
         )
         if occurrences == 0:
+            silent += 1
             continue
         kind = class_of(source, length, occurrences, new, rank)
         rank += 1
@@ -279,8 +281,8 @@ def learn(
     num_sources = 1 + row[table.NUM_CURSORS]
     for i in range(num_sources):
         at[i, STATE], at[i, LENGTH] = cursors[i, STATE], cursors[i, LENGTH]
-    num, rank = 0, 0
-    while num < MOST_TOKENS and rank < _MOST_RANKS:
+    num, rank, silent = 0, 0, 0
+    while num < MOST_TOKENS and rank < _MOST_RANKS and silent < _MOST_SILENT:
         i = _longest(at, num_sources)
         if i < 0:
             return
@@ -289,6 +291,7 @@ def learn(
             row, i, at, seen, num, new_tokens[0], new_counts[0], new_tokens[1], new_counts[1]
         )
         if occurrences == 0:
+            silent += 1
             continue
         knew = False
         for k in range(new):

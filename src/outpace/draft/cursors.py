@@ -123,7 +123,7 @@ class Cursors:
         self._blocks.pop(slot, None)
         del self._automata[slot]
         self._free.append(slot)
-        self._last_keys = []
+        self._last_keys, self._last_slots = [], np.zeros(0, np.int64)
 
     def slots(self, keys: SequenceOf[int]) -> Int64Array:
         """``int64[B]``, the table's row of each sequence.

@@ -31,7 +31,7 @@ class NodePool:
 
     def reserve(self, room: int) -> int:
         """See that ``room`` more nodes fit; returns the number of the first of them."""
-        if self._used + room > self._size:
+        if self._used + room > self._size or self._size == 0:
             self._used, self._size = 0, max(_NODES, room)
             tokens, parents = np.empty(self._size, np.int32), np.empty(self._size, np.int32)
             log_probs, origins = np.empty(self._size, np.float32), np.empty(self._size, np.uint32)

@@ -78,6 +78,7 @@ class RecyclingDrafter(Drafter):
             raise UnknownNameError(f"{self.name}: {error.kind}", error.name, error.known) from None
         except ConfigError as error:
             raise ConfigError(f"{self.name}: {error}") from error
+        self._has_loaded = False
         self.matrices = CandidateMatrices(check_count(self.name, "namespaces", namespaces, 1, 2**16))
         self._sequences: OpenSequences[_Sequence] = OpenSequences()
 
@@ -177,6 +178,12 @@ class RecyclingDrafter(Drafter):
                 stays then.
         """
         self.matrices.load(path, namespace, fingerprint)
+        self._has_loaded = True
+
+    @property
+    def has_foreign_text(self) -> bool:
+        """Whether candidates were loaded."""
+        return self._has_loaded
 
 
 @compiled

@@ -6,7 +6,8 @@ A step, for each sequence:
 - the **foreign** match is the longest one in the corpora (static automata, section 3.1) and in the memory of earlier
   responses, which is ours. Of equal ones the memory's counts before a corpus's, a later segment's before an earlier one's;
 - the foreign draft is taken only if its match is longer than the dynamic one by more than ``l_bias``;
-- the draft is used if its match has at least ``l_threshold`` tokens. Otherwise the auxiliary drafter's tree is.
+- the draft is used if its match has at least ``l_threshold`` tokens. Otherwise the auxiliary drafter's tree is. Where the
+  foreign draft is empty, since a document ends there, the dynamic one stands in for it.
 
 Without an auxiliary drafter there is nothing to fall back on, and the draft is used whatever its match: so must the
 paper's "w/o Token Recycling" (Table 3) have been, which it does not spell out. Without the dynamic automaton ("w/o Dynamic
@@ -43,7 +44,7 @@ from outpace.draft.cursors import (
 from outpace.draft.pool import NodePool
 from outpace.draft.sequences import check_count, check_switch
 from outpace.draft.sources import Sources
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, DrafterError
 from outpace.suffix.block import NUM_TOKENS, matched, text_of
 from outpace.suffix.image import endpos_of, text_at
 from outpace.tree import DraftTrees, Float32Array, Int32Array, Int64Array, Origin, UInt32Array, Verdicts
@@ -119,6 +120,11 @@ class SamDrafter(Drafter):
         self._pool = NodePool(self._settings[_NODES:])
         self._left = np.empty(1, _INT32)  # places in the batch that are left to the auxiliary drafter
 
+    @property
+    def has_foreign_text(self) -> bool:
+        """Whether there are corpora, or a memory, which may have been loaded."""
+        return bool(self._sources.corpora) or self._sources.memory is not None or super().has_foreign_text
+
     def open(self, key: int, tokens: Int32Array, namespace: str = "") -> None:
         """Start a sequence; see `Drafter.open`.
 
@@ -155,7 +161,15 @@ class SamDrafter(Drafter):
         if auxiliary is None or num_left == 0:
             return trees
         chosen = left[:num_left]
-        return _interleaved(trees, chosen, auxiliary.propose([keys[b] for b in chosen.tolist()], caps[chosen]))
+        others = auxiliary.propose([keys[b] for b in chosen.tolist()], caps[chosen])
+        if not auxiliary.is_ours:
+            others.validate()
+        if others.batch_size != num_left:
+            raise DrafterError(
+                f"{self.name}: {auxiliary.name}: expected one tree for each of {num_left} sequences, "
+                f"found {others.batch_size}"
+            )
+        return _interleaved(trees, chosen, others)
 
     def observe(self, keys: SequenceOf[int], verdicts: Verdicts, signals: Signals | None = None) -> None:
         """Append what was committed, and follow it in all automata; see `Drafter.observe`.
@@ -228,19 +242,18 @@ def _draft(
         size = min(settings[_DRAFT_SIZE], caps[b])
         own, foreign, end, cursor = _matches(row)
         count = 0
-        if foreign > own + settings[_BIAS]:
-            if foreign >= settings[_LEAST]:
-                image = image_of(row, cursor)
-                position = endpos_of(image, row[FIRST_CURSOR + cursor * CURSOR_SIZE + STATE]) + 1
-                tokens = array_at(settings[_NODES], base + used + size)
-                while count < size:
-                    token = text_at(image, position + count)
-                    if token < 0:  # the document ends
-                        break
-                    tokens[base + used + count] = token
-                    count += 1
-                _describe(settings, base + used, count, foreign, _STATIC if cursor < row[NUM_STATIC] else _MEMORY)
-        elif own > 0 and own >= settings[_LEAST]:
+        if foreign > own + settings[_BIAS] and foreign >= settings[_LEAST]:
+            image = image_of(row, cursor)
+            position = endpos_of(image, row[FIRST_CURSOR + cursor * CURSOR_SIZE + STATE]) + 1
+            tokens = array_at(settings[_NODES], base + used + size)
+            while count < size:
+                token = text_at(image, position + count)
+                if token < 0:  # the document ends
+                    break
+                tokens[base + used + count] = token
+                count += 1
+            _describe(settings, base + used, count, foreign, _STATIC if cursor < row[NUM_STATIC] else _MEMORY)
+        if count == 0 and own > 0 and own >= settings[_LEAST]:
             block = block_of(row)
             text = text_of(block)
             count = max(min(size, block[NUM_TOKENS] - end - 1), 0)

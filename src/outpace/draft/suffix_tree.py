@@ -69,6 +69,11 @@ class SuffixTreeDrafter(Drafter):
         self._trials = first_trials()
         self._pool = NodePool(np.zeros(4, np.int64))
 
+    @property
+    def has_foreign_text(self) -> bool:
+        """Whether there are corpora, or a memory, which may have been loaded."""
+        return bool(self._sources.corpora) or self._sources.memory is not None or super().has_foreign_text
+
     def open(self, key: int, tokens: Int32Array, namespace: str = "") -> None:
         """Start a sequence; see `Drafter.open`.
 

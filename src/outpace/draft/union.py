@@ -107,7 +107,7 @@ def _unite(
                         chances[other, child] = _NOT_PROPOSED
                 place[node - begin] = child
                 origins[used + child - 1] |= part_origins[node]
-                chances[k, child] = math.exp(part_log_probs[node])
+                chances[k, child] = max(math.exp(part_log_probs[node]), _LEAST_CHANCE)
         for parent in range(count + 1):
             if first_child[parent] > 0:
                 _mix(chances, mixer, first_child[parent], next_sibling, log_probs[used:])

@@ -61,7 +61,7 @@ class EngineCore:
         self._finished: dict[str, int] = {}
         target.check_modules(drafter.needs.hidden_layers)
         # Drafts from outside are checked before they index anything; checking costs more than some of ours cost to make.
-        self._checks_drafts = config.debug or not drafter.is_ours or bool(config.corpora)
+        self._checks_all_drafts = config.debug or not drafter.is_ours
 
     def new_key(self) -> int:
         """A number for a sequence that no other has."""
@@ -119,7 +119,8 @@ class EngineCore:
                     sequence = request.sequence
                     self.drafter.open(sequence.key, sequence.tokens.copy(), sequence.namespace)
                     request.drafting = True
-        vocab_size = self.target.num_embeddings if self._checks_drafts else None
+        checks = self._checks_all_drafts or self.drafter.has_foreign_text
+        vocab_size = self.target.num_embeddings if checks else None
         with self._naming_drafter("propose"):
             return parts.draft(batch, self.drafter, depth_limits, self.config.max_nodes, vocab_size)
 

@@ -249,3 +249,24 @@ def test_sequences_that_were_not_drafted_for_are_told_apart() -> None:
     expected, found = other.propose([0, 1, 2], caps), one.propose([0, 1, 2], caps)
     for index in range(3):
         assert nodes_by_path(found, index) == nodes_by_path(expected, index)
+
+
+def test_a_part_that_is_nearly_impossible_stays_so() -> None:
+    """Its odds vanish beside those of a sure part; what is left of them must not become a certainty, or no number."""
+    sure = trees_of([7], [math.log(0.98)])
+    for log_prob in (-35.0, -80.0, -800.0, -math.inf):
+        united = unite([sure, trees_of([8], [log_prob])]).validate()
+        assert united.tokens.tolist() == [7, 8]
+        assert united.log_probs[1] < -10
+        assert np.isfinite(united.log_probs).all()
+
+
+def trees_of(tokens: list[int], log_probs: list[float]) -> DraftTrees:
+    count = len(tokens)
+    return DraftTrees(
+        np.array([0, count], np.int32),
+        np.array(tokens, np.int32),
+        np.full(count, -1, np.int32),
+        np.array(log_probs, np.float32),
+        np.ones(count, np.uint32),
+    )
