@@ -153,7 +153,7 @@ class Conversation:
         """
         from outpace.engine import Engine
 
-        config = self.engine.config
+        config, adapter = self.engine.config, self.engine.adapter
         self.engine = Engine(
             self.engine.target,
             self.engine.tokenizer,
@@ -163,6 +163,7 @@ class Conversation:
             max_batch_size=config.max_batch_size,
             guard=config.guard,
         )
+        self.engine.adapter = adapter  # its name is known only to the engine that loaded it
 
     def _size(self, messages: list[Message]) -> int:
         """Tokens of a prompt."""

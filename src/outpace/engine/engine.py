@@ -15,7 +15,7 @@ from outpace.config import SamplingParams
 from outpace.draft import Drafter, build_drafter
 from outpace.draft.sources import Sources
 from outpace.engine.core import EngineCore
-from outpace.engine.learned import adapter_of, check_sources, memory_of, namespace_of, open_sources
+from outpace.engine.learned import adapter_of, check_sources, check_vocabulary, memory_of, namespace_of, open_sources
 from outpace.engine.output import EngineFigures, Output, Progress
 from outpace.engine.prompts import Prompt, as_list, to_token_ids
 from outpace.engine.request import Request
@@ -58,7 +58,8 @@ class Engine:
         UnknownNameError: No such option or drafter.
         CheckpointError: The model cannot be loaded.
         UnsupportedModelError: It cannot be run packed.
-        CorpusError: A corpus cannot be used.
+        CorpusError: A corpus cannot be used, or sources hold token ids that the model does not know.
+        ConfigError: ``memory`` or ``corpora`` besides ``sources``, or another value that does not fit.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Engine:
     ) -> None:
         self.config, load_options = split_options(options, loads=isinstance(model, str | os.PathLike))
         self.drafter = build_drafter(drafter)  # names and values first; with its sources once they are open
-        check_sources(drafter, self.config)
+        check_sources(drafter, self.config, sources)
         if not isinstance(model, str | os.PathLike | torch.nn.Module | Target):
             raise ConfigError(f"model must be a folder, a hub id or a loaded model, found {type(model).__name__}")
         self._why_no_tokenizer = ""
@@ -94,11 +95,13 @@ class Engine:
         self.target = model
         if sources is None:
             sources = open_sources(self.config, self.tokenizer, self.target.num_embeddings)
+        else:
+            check_vocabulary(sources, self.target.num_embeddings)
         self.sources = sources
         if sources is not None:
             self.drafter = build_drafter(drafter, sources=sources)
         self._core = EngineCore(self.target, self.drafter, self.config, sources.memory if sources is not None else None)
-        self._adapter = partial(adapter_of, self.target.model, load_options.adapter)  # callers may switch theirs
+        self.adapter = partial(adapter_of, self.target.model, load_options.adapter)  # callers may switch theirs
         self._eos_ids = eos_ids(self.target.model)
         self._boxes: dict[str, list[Progress]] = {}  # of requests that `generate` or `stream` waits for
         self._unclaimed: list[Progress] = []  # of all others, for whoever calls `step`
@@ -156,7 +159,7 @@ class Engine:
             raise ConfigError(f"n must be at most max_batch_size, {self.config.max_batch_size}, found {params.n}")
         return Request(
             request_id,
-            Sequence(self._core.new_key(), tokens, namespace_of(namespace, self._adapter())),
+            Sequence(self._core.new_key(), tokens, namespace_of(namespace, self.adapter())),
             params,
             Chooser(params, tokens, self.target.vocab_size),
             TextStream(self.tokenizer, params.stop, params.include_stop),
@@ -232,7 +235,7 @@ class Engine:
 
     def load_memory(self, folder: str | os.PathLike[str]) -> None:
         """Take in what `save_memory` wrote; see `outpace.suffix.memory.ResponseMemory.load`."""
-        memory_of(self.sources).load(os.fspath(folder))
+        memory_of(self.sources).load(os.fspath(folder), vocab_size=self.target.num_embeddings)
 
     # --- one step --------------------------------------------------------------------------------------------------
 

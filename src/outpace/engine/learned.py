@@ -16,18 +16,21 @@ from outpace.tokenizers import fingerprint
 
 logger = logging.getLogger(__name__)
 
+_LOADED = "default"  # PEFT's name of an adapter that was loaded without one
 _SEPARATOR = "\x1f"  # between a namespace and the adapter's name
 
 
-def check_sources(drafter: str | Drafter, config: EngineConfig) -> None:
-    """See that a drafter can use what the config gives it.
+def check_sources(drafter: str | Drafter, config: EngineConfig, sources: Sources | None = None) -> None:
+    """See that a drafter can use what the config gives it, and that it is not given by another engine as well.
 
     Raises:
-        ConfigError: It can not.
+        ConfigError: It can not, or it is.
     """
     if not (config.memory or config.corpora):
         return
     given = " and ".join(name for name in ("memory", "corpora") if getattr(config, name))
+    if sources is not None:
+        raise ConfigError(f"{given}: sources of another engine take their place; give one or the other")
     if isinstance(drafter, Drafter):
         raise ConfigError(
             f"drafter {drafter.name!r} was built before the engine and cannot be given {given}: name it, or build it with "
@@ -71,6 +74,26 @@ def open_sources(config: EngineConfig, tokenizer: Any, vocab_size: int) -> Sourc
     return Sources(memory, tuple(corpora))
 
 
+def check_vocabulary(sources: Sources, vocab_size: int) -> None:
+    """See that a model knows all token ids of what another engine, or its caller, opened.
+
+    Args:
+        sources: Corpora and memory.
+        vocab_size: How many token ids the model knows.
+
+    Raises:
+        CorpusError: It does not.
+    """
+    found = [(f"corpus {str(corpus.folder)!r}", corpus.manifest.largest_token) for corpus in sources.corpora]
+    if sources.memory is not None:
+        found.append(("the memory of earlier responses", sources.memory.largest_token()))
+    for name, largest in found:
+        if largest >= vocab_size:
+            raise CorpusError(
+                f"{name} holds token id {largest}, and the model knows {vocab_size} ids: it is another tokenizer's"
+            )
+
+
 def memory_of(sources: Sources | None) -> ResponseMemory:
     """The memory.
 
@@ -83,13 +106,21 @@ def memory_of(sources: Sources | None) -> ResponseMemory:
 
 
 def adapter_of(model: Any, option: str | None) -> str:
-    """What changes the model's outputs besides its weights: the adapter that is switched on, or an empty string."""
-    if option is not None:
-        return option
-    active = getattr(model, "active_adapters", ())
-    if callable(active):  # of Transformers, which raises where no adapter was ever loaded
-        active = active() if getattr(model, "_hf_peft_config_loaded", False) else ()
-    return ", ".join(map(str, active))
+    """What changes the model's outputs besides its weights: the PEFT adapters that are switched on, or an empty string.
+
+    The layers are asked, not a wrapper around the model: they are what computes.
+
+    Args:
+        model: The model, without or with such a wrapper.
+        option: The adapter that the model was loaded with, which PEFT calls "default", or None.
+    """
+    found: dict[tuple[str, ...], None] = {}
+    for module in model.modules():
+        if not isinstance(getattr(type(module), "disable_adapters", None), property):
+            continue  # no layer of PEFT's; in Transformers' models this is a method
+        active = () if module.disable_adapters else getattr(module, "merged_adapters", ()) or module.active_adapters
+        found[tuple(option if option and name == _LOADED else str(name) for name in active)] = None
+    return "; ".join(", ".join(names) for names in found)  # several only where layers were switched one by one
 
 
 def namespace_of(namespace: str, adapter: str) -> str:

@@ -34,7 +34,7 @@ import numpy as np
 from outpace.errors import ConfigError, InputError, LifecycleError, OutpaceError
 from outpace.suffix.frozen import FrozenAutomaton
 from outpace.suffix.memory_files import load_segments, save_segments
-from outpace.suffix.segments import Texts, built, lengths_of
+from outpace.suffix.segments import Texts, built, largest_token, lengths_of
 from outpace.tree import Int32Array
 
 _SPARE = 8  # over the limit, this part of the limit is freed
@@ -140,6 +140,17 @@ class ResponseMemory:
         with self._lock():
             return {name: space.num_tokens for name, space in self._spaces.items()}
 
+    def largest_token(self) -> int:
+        """The largest token id that is remembered; -1 if nothing is.
+
+        Raises:
+            LifecycleError: The memory is closed.
+        """
+        with self._lock():
+            found = [space.texts for space in self._spaces.values()]
+        images = (largest_token(segment.image) for texts in found for segment in texts.segments)
+        return max(max(images, default=-1), max((int(t.max()) for texts in found for t in texts.pending), default=-1))
+
     def flush(self) -> None:
         """Wait until everything that was remembered can be found.
 
@@ -180,19 +191,23 @@ class ResponseMemory:
             found = {name: space.texts.segments for name, space in self._spaces.items() if space.texts.segments}
         save_segments(Path(folder), found, self.fingerprint)
 
-    def load(self, folder: str | Path, namespaces: SequenceOf[str] | None = None) -> None:
+    def load(
+        self, folder: str | Path, namespaces: SequenceOf[str] | None = None, vocab_size: int | None = None
+    ) -> None:
         """Take in what `save` wrote; the segments are mapped, not read into memory.
 
         Args:
             folder: The folder.
             namespaces: Which of its namespaces; all by default. What this memory knew of them is forgotten.
+            vocab_size: How many token ids the model knows, to refuse text with larger ones; not compared by default.
 
         Raises:
-            CorpusError: It is no such folder, of another format version or tokenizer, or damaged; nothing was loaded.
+            CorpusError: It is no such folder, of another format version or tokenizer, damaged, or holds larger token ids;
+                nothing was loaded.
             UnknownNameError: It has no such namespace.
             LifecycleError: The memory is closed.
         """
-        found = load_segments(Path(folder), self.fingerprint, namespaces)
+        found = load_segments(Path(folder), self.fingerprint, namespaces, vocab_size)
         with self._lock():
             for name, segments in found.items():
                 self._spaces.pop(name, None)

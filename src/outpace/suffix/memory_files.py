@@ -24,6 +24,7 @@ from typing import Any
 
 from outpace.errors import CorpusError, InputError, UnknownNameError
 from outpace.suffix.frozen import FrozenAutomaton
+from outpace.suffix.segments import largest_token
 
 FORMAT = "outpace memory"
 FORMAT_VERSION = 1
@@ -65,14 +66,18 @@ def save_segments(folder: Path, found: Segments, fingerprint: str | None) -> Non
 
 
 def load_segments(
-    folder: Path, fingerprint: str | None, namespaces: SequenceOf[str] | None = None
+    folder: Path,
+    fingerprint: str | None,
+    namespaces: SequenceOf[str] | None = None,
+    vocab_size: int | None = None,
 ) -> dict[str, tuple[FrozenAutomaton, ...]]:
     """Read the segments of all namespaces, or of some; see `outpace.suffix.memory.ResponseMemory.load`.
 
     Every file is read once and compared with its checksum.
 
     Raises:
-        CorpusError: It is no memory, of another format version or tokenizer, or damaged.
+        CorpusError: It is no memory, of another format version or tokenizer, damaged, or holds a token id that is not
+            below ``vocab_size``.
         UnknownNameError: It has no such namespace.
     """
     content = _read_manifest(folder)
@@ -86,11 +91,19 @@ def load_segments(
     for name in namespaces or ():
         if name not in found:
             raise UnknownNameError("namespace", name, found, f"In memory {str(folder)!r}.")
-    return {
+    opened = {
         name: tuple(_open(folder, segment) for segment in segments)
         for name, segments in found.items()
         if namespaces is None or name in namespaces
     }
+    if vocab_size is not None:
+        largest = max((largest_token(s.image) for segments in opened.values() for s in segments), default=-1)
+        if largest >= vocab_size:
+            raise CorpusError(
+                f"memory {str(folder)!r} holds token id {largest}, and the model knows {vocab_size} ids: it is another "
+                "tokenizer's"
+            )
+    return opened
 
 
 def _save(folder: Path, automaton: FrozenAutomaton) -> dict[str, Any]:

@@ -98,6 +98,15 @@ def lengths_of(image: Int32Array) -> Int64Array:
     return lengths
 
 
+def largest_token(image: Int32Array) -> int:
+    """The largest token id in the text of an automaton."""
+    begin, length = int(image[layout.TEXT_BEGIN]), int(image[layout.TEXT_LENGTH])
+    if not image[layout.NARROW]:
+        return int(image[begin : begin + length].max())
+    halves = image[begin : begin + (length + 1) // 2].view(np.uint16)
+    return int(halves.max(where=halves != layout.NARROW_SEPARATOR, initial=0))
+
+
 @compiled
 def _copy_texts(image: Int32Array, first: int, out: Int32Array) -> None:
     position = int(image[np.int64(image[layout.DOCUMENTS_BEGIN]) + first])

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from peft import LoraConfig, get_peft_model
 
+import families
 from outpace.assets import BUILTIN_MODEL
 from outpace.config import EngineConfig, SamplingParams
 from outpace.draft import build_drafter
@@ -159,16 +161,60 @@ def test_namespaces_are_apart_for_each_adapter() -> None:
     names = {namespace_of(n, a) for n in ("", "mine", "mine\x1fx", "\x1f") for a in ("", "x", "y")}
     assert len(names) == 12
 
-    class Switched:
-        active_adapters = ("one", "two")
 
-    class Plain:
-        def active_adapters(self) -> list[str]:
-            raise ValueError("no adapter loaded")
+def test_each_adapter_learns_for_itself(tiny: Any) -> None:
+    base = families.build("llama", vocab_size=len(tiny.tokenizer), pad_token_id=0)
+    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    model: Any = get_peft_model(base, lora, adapter_name="one").eval()
+    model.add_adapter("two", lora)
+    engine = Engine(model, drafter="sam", memory=True, kv_tokens=2048)
+    params = SamplingParams(max_tokens=4)
+    model.set_adapter("one")
+    engine.generate(tiny.prompts[0], params, namespace="mine")
+    model.set_adapter("two")
+    engine.generate(tiny.prompts[0], params, namespace="mine")
+    with model.disable_adapter():
+        engine.generate(tiny.prompts[0], params, namespace="mine")
+    assert list(remembered(engine)) == ["mine\x1fone", "mine\x1ftwo", "mine"]
+    model.base_model.set_adapter(["one", "two"])
+    assert adapter_of(engine.target.model, None) == "one, two"
+    model.base_model.merge_adapter(["two"])
+    assert adapter_of(engine.target.model, None) == "two"
 
-    assert adapter_of(Switched(), None) == "one, two"
-    assert adapter_of(Switched(), "folder") == "folder"
-    assert adapter_of(Plain(), None) == ""
+
+def test_an_adapter_that_was_loaded_goes_by_its_folder() -> None:
+    model: Any = get_peft_model(families.build("llama"), LoraConfig(r=2, target_modules=["q_proj"]))
+    base = model.get_base_model()
+    assert (adapter_of(base, None), adapter_of(base, "folder")) == ("default", "folder")
+    with model.disable_adapter():
+        assert adapter_of(base, "folder") == ""
+    assert adapter_of(families.build("llama"), None) == ""
+
+
+def test_ids_that_the_model_does_not_know_are_refused(tiny: Any, tmp_path: Path) -> None:
+    known = tiny.model.config.vocab_size
+    fits, large = ResponseMemory(background=False), ResponseMemory(background=False)
+    fits.remember("", [5, known - 1])
+    large.remember("", [5, 6])
+    large.remember("other", [70_000, 7])
+    fits.save(tmp_path / "fits")
+    large.save(tmp_path / "large")
+    engine = tiny.engine("sam", memory=True)
+    with pytest.raises(CorpusError, match=rf"holds token id 70000, and the model knows {known} ids"):
+        engine.load_memory(tmp_path / "large")
+    assert remembered(engine) == {}
+    engine.load_memory(tmp_path / "fits")
+    assert remembered(engine) == {"": [[5, known - 1]]}
+    with pytest.raises(CorpusError, match=r"the memory of earlier responses holds token id 70000"):
+        tiny.engine("sam", sources=Sources(large))
+    tiny.engine("sam", sources=Sources(fits))
+    tiny.engine("sam", sources=Sources(ResponseMemory()))
+
+
+def test_sources_besides_the_options_that_they_replace_are_refused(tiny: Any) -> None:
+    for options in ({"memory": True}, {"corpora": ["x"]}):
+        with pytest.raises(ConfigError, match="sources of another engine take their place"):
+            tiny.engine("sam", sources=Sources(), **options)
 
 
 def test_the_model_in_the_box_with_memory_is_lossless() -> None:
