@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from outpace.cli.common import JsonOption, check_writable, err_console, quiet_libraries, write_json
-from outpace.errors import ConfigError
+from outpace.errors import ConfigError, InputError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -221,7 +221,7 @@ def _try(
         raise ConfigError(f"{error}; --tokenizer says where the tokenizer of {folder!r} is now") from error
     Corpus.open(folder, loaded.fingerprint, name)
     for asked in [text] if text is not None else _typed_lines():
-        ids = np.array(loaded.encode(asked), np.int32)
+        ids = np.array(loaded.encode(_encodable(asked)), np.int32)
         _tell_found(corpus, loaded, ids, look_up(corpus, ids))
 
 
@@ -281,11 +281,31 @@ def _typed_lines() -> Iterator[str]:
     while True:
         if sys.stdin.isatty():
             print("> ", end="", file=sys.stderr, flush=True)
-        line = sys.stdin.readline()
+        try:
+            line = sys.stdin.readline()
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"standard input is not {error.encoding.upper()}: byte {error.object[error.start]:#04x}"
+            ) from error
         if not line:
             return
         if line.strip():
             yield line.rstrip("\n")
+
+
+def _encodable(text: str) -> str:
+    """``text``, if it is text: what the shell passes on may be bytes that are no UTF-8.
+
+    Raises:
+        InputError: It is not.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        found = f"byte {code - 0xDC00:#04x}" if 0xDC80 <= code <= 0xDCFF else f"half a character (\\u{code:04x})"
+        raise InputError(f"the text is not UTF-8: {found} at character {error.start}") from error
+    return text
 
 
 def _tell_found(corpus: Corpus, tokenizer: TextTokenizer, ids: np.ndarray, found: Found | None) -> None:
@@ -296,7 +316,8 @@ def _tell_found(corpus: Corpus, tokenizer: TextTokenizer, ids: np.ndarray, found
         return
     matched, before, after = ids[len(ids) - found.length :].tolist(), found.before.tolist(), found.after.tolist()
     source = source_of(corpus, found.document)
-    whence = "" if source is None else f" ({source[0]}, its document {source[1]})"
+    path = "" if source is None else source[0].encode("utf-8", "backslashreplace").decode("utf-8")
+    whence = "" if source is None else f" ({path}, its document {source[1]})"
     times = "once" if found.count == 1 else f"{found.count:,} times"
     draft = repr(_continued(tokenizer, matched, after)) if after else "nothing: the document ends here"
     following = [f"{_continued(tokenizer, matched, [token])!r} {count:,}" for token, count in found.next_tokens]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from outpace.errors import CorpusError
 from outpace.suffix.corpus import SOURCES, Corpus
 from outpace.suffix.frozen import FrozenAutomaton, continuations, count_of, endpos_of
 from outpace.suffix.image import DOCUMENTS_BEGIN
@@ -83,12 +84,25 @@ def look_up(corpus: Corpus, tokens: Int32Array, *, around: int = 24, most: int =
 
 
 def source_of(corpus: Corpus, document: int) -> tuple[str, int] | None:
-    """The file that a document was read from, and the document's number among those of that file, from 0."""
-    with (corpus.folder / SOURCES).open(encoding="ascii") as lines:
-        for line in lines:
-            source = json.loads(line)
-            if source["first"] <= document < source["first"] + source["documents"]:
-                return str(source["path"]), document - int(source["first"])
+    """The file that a document was read from, and the document's number among those of that file, from 0.
+
+    Returns:
+        None where no file is known: the list of files is missing, or does not name the document.
+
+    Raises:
+        CorpusError: The list is there, and damaged.
+    """
+    path = corpus.folder / SOURCES
+    try:
+        with path.open(encoding="ascii") as lines:
+            for line in lines:
+                source = json.loads(line)
+                if source["first"] <= document < source["first"] + source["documents"]:
+                    return str(source["path"]), document - int(source["first"])
+    except OSError:
+        return None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CorpusError(f"{path} is damaged ({error}); build the corpus again (outpace corpus build)") from error
     return None
 
 

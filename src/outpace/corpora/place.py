@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,7 @@ from outpace.suffix.corpus import FORMAT, MANIFEST
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BUILDING, _REPLACED = "building", "replaced"
+_ours: set[Path] = set()  # folders of builds that are under way in this process
 
 
 def usable_place(out: Path, force: bool) -> Path:
@@ -29,7 +31,7 @@ def usable_place(out: Path, force: bool) -> Path:
         return place
     if not force:
         raise ConfigError(f"{str(out)!r} exists already; --force replaces a corpus")
-    if not _is_corpus(place):
+    if not is_corpus(place):
         raise ConfigError(f"{str(out)!r} exists and is no corpus: it will not be replaced")
     return place
 
@@ -44,9 +46,15 @@ class Building:
 
     def __init__(self, place: Path, force: bool) -> None:
         self._place, self._force = place, force
-        self.notes = tuple(_clear(place))
-        self.folder = _beside(place, _BUILDING, os.getpid())
-        place.parent.mkdir(parents=True, exist_ok=True)
+        self.notes: tuple[str, ...] = ()
+        own = f"{os.getpid()}-{secrets.token_hex(4)}"
+        self.folder, self._old = _beside(place, _BUILDING, own), _beside(place, _REPLACED, own)
+
+    def make(self) -> None:
+        """Make the folder, and delete what builds that are dead left beside it."""
+        _ours.update((self.folder, self._old))
+        self.notes = tuple(_clear(self._place))
+        self._place.parent.mkdir(parents=True, exist_ok=True)
         self.folder.mkdir()
 
     def publish(self) -> None:
@@ -56,23 +64,27 @@ class Building:
             ConfigError: Somebody else made something there meanwhile.
         """
         _sync(self.folder)
-        old = _beside(self._place, _REPLACED, os.getpid())
-        replaces = self._force and self._place.exists()
-        if replaces:
-            os.rename(self._place, old)
+        if self._force and self._place.exists():
+            os.rename(self._place, self._old)
         try:
             os.rename(self.folder, self._place)
         except OSError as error:
-            if replaces:
-                os.rename(old, self._place)
             if error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
                 raise ConfigError(
                     f"{str(self._place)!r} was made by somebody else meanwhile; --force replaces a corpus"
                 ) from error
             raise
         _sync(self._place.parent)
-        if replaces:
-            shutil.rmtree(old, ignore_errors=True)
+
+    def clean(self) -> None:
+        """Leave nothing beside the place; an old corpus goes back unless the new one is there, or somebody else's."""
+        if not self.folder.exists():  # it was published
+            shutil.rmtree(self._old, ignore_errors=True)
+        elif self._old.exists():
+            with contextlib.suppress(OSError):
+                os.rename(self._old, self._place)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        _ours.difference_update((self.folder, self._old))
 
 
 @contextlib.contextmanager
@@ -80,9 +92,10 @@ def building_folder(place: Path, force: bool) -> Iterator[Building]:
     """A `Building` whose folder is gone afterwards: published, or deleted."""
     building = Building(place, force)
     try:
+        building.make()
         yield building
     finally:
-        shutil.rmtree(building.folder, ignore_errors=True)
+        building.clean()
 
 
 @contextlib.contextmanager
@@ -109,7 +122,7 @@ def translated(place: Path) -> Iterator[None]:
         raise CorpusError(f"cannot write {str(place)!r}: {error.strerror or error}") from error
 
 
-def _is_corpus(place: Path) -> bool:
+def is_corpus(place: Path) -> bool:
     """Whether a folder is a corpus, a damaged one perhaps, or one of another version."""
     try:
         return json.dumps(FORMAT).encode() in (place / MANIFEST).read_bytes()
@@ -117,18 +130,25 @@ def _is_corpus(place: Path) -> bool:
         return False
 
 
-def _beside(place: Path, what: str, process: int) -> Path:
-    return place.parent / f".{place.name}.{what}-{process}"
+def _beside(place: Path, what: str, own: str) -> Path:
+    return place.parent / f".{place.name}.{what}-{own}"
+
+
+def _left(place: Path, what: str) -> Iterator[tuple[Path, int, bool]]:
+    """Folders beside ``place`` that builds made: each with the number of its process, and whether it may be in use."""
+    for folder in sorted(place.parent.glob(f".{_escaped(place.name)}.{what}-*")):
+        process = folder.name.removeprefix(f".{place.name}.{what}-").partition("-")[0]
+        if process.isdecimal():
+            number = int(process)
+            # Our own number may have been that of another process, which is dead.
+            yield folder, number, folder in _ours if number == os.getpid() else _is_alive(number)
 
 
 def _clear(place: Path) -> Iterator[str]:
     """Delete what builds that are dead left beside ``place``."""
     for what in (_BUILDING, _REPLACED):
-        for folder in sorted(place.parent.glob(f".{_escaped(place.name)}.{what}-*")):
-            process = folder.name.rpartition("-")[2]
-            if not process.isdecimal():
-                continue
-            if int(process) != os.getpid() and _is_alive(int(process)):
+        for folder, process, in_use in _left(place, what):
+            if in_use:
                 yield f"process {process} seems to build the same corpus, in {str(folder)!r}"
                 continue
             shutil.rmtree(folder, ignore_errors=True)
@@ -139,9 +159,8 @@ def _restore_replaced(place: Path) -> None:
     """Put back a corpus that a build died between moving away and replacing."""
     if os.path.lexists(place):
         return
-    for folder in sorted(place.parent.glob(f".{_escaped(place.name)}.{_REPLACED}-*")):
-        process = folder.name.rpartition("-")[2]
-        if process.isdecimal() and not _is_alive(int(process)):
+    for folder, _, in_use in _left(place, _REPLACED):
+        if not in_use:
             os.rename(folder, place)
             return
 

@@ -75,21 +75,33 @@ def run_jobs(jobs: SequenceOf[Job], num_tokens: int, num_workers: int, tell: Tel
         for worker in running:
             worker.process.kill()
             worker.process.wait()
+            _close_input(worker)
     return [done[job.name] for job in jobs], most
 
 
 def _start(job: Job) -> _Worker:
-    """Start a worker that a Ctrl-C in the terminal does not reach: ending it is up to this process."""
+    """Start a worker that a Ctrl-C in the terminal does not reach: ending it is up to this process.
+
+    With ``-P``, modules in the current folder do not stand in for installed ones. The worker's standard input stays open
+    and empty as long as this process lives; at its end, the worker ends.
+    """
     output, errors = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115 - read when it has ended
-    command = [sys.executable, "-m", "outpace.corpora.worker", str(job.folder), job.name, str(job.first), str(job.last)]
+    program = [sys.executable, "-P", "-m", "outpace.corpora.worker"]
+    command = [*program, str(job.folder), job.name, str(job.first), str(job.last)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path), **_ONE_THREAD}
     process = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=environment, start_new_session=True
+        command, stdin=subprocess.PIPE, stdout=output, stderr=errors, env=environment, start_new_session=True
     )
     return _Worker(job, process, output, errors)
 
 
+def _close_input(worker: _Worker) -> None:
+    if worker.process.stdin is not None:
+        worker.process.stdin.close()
+
+
 def _result_of(worker: _Worker) -> tuple[ShardEntry, int]:
+    _close_input(worker)
     worker.output.seek(0)
     worker.errors.seek(0)
     with worker.output, worker.errors:

@@ -1,14 +1,17 @@
 """One shard: from the spool to a file. Run as a program, it is a worker process that builds one shard and ends.
 
 ``python -m outpace.corpora.worker FOLDER NAME FIRST LAST`` prints a JSON object: the shard's entry of the manifest and
-the largest resident size, or what went wrong.
+the largest resident size, or what went wrong. Its standard input is a pipe that nobody writes to: when that ends, the
+process that wanted the shard is gone, and the worker ends as well.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,6 +56,12 @@ def build_shard(job: Job) -> ShardEntry:
     return ShardEntry(entry.name, entry.bytes, entry.sha256, *counts)
 
 
+def _end_with_input() -> None:
+    while os.read(0, 1):  # not through the file, whose lock exit waits for
+        pass
+    os._exit(1)
+
+
 def _main(arguments: list[str]) -> None:
     folder, name, first, last = arguments
     told: dict[str, object]
@@ -66,4 +75,5 @@ def _main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
+    threading.Thread(target=_end_with_input, daemon=True).start()
     _main(sys.argv[1:])

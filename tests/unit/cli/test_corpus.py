@@ -106,6 +106,17 @@ def test_try_what_is_typed(app: typer.Typer, corpus: Path) -> None:
     assert "the text holds no token" in result.stdout
 
 
+def test_try_what_is_no_text(app: typer.Typer, corpus: Path) -> None:
+    error = failed(app, "try", str(corpus), "import \udcff")
+    assert isinstance(error, InputError)
+    assert str(error) == "the text is not UTF-8: byte 0xff at character 7"
+    error = failed(app, "try", str(corpus), "\ud800")
+    assert r"half a character (\ud800)" in str(error)
+    result = CliRunner().invoke(app, ["corpus", "try", str(corpus)], input=b"import \xff\n")
+    assert isinstance(result.exception, InputError), result.output
+    assert "not UTF-8" in str(result.exception)
+
+
 def test_the_end_of_a_document(app: typer.Typer, corpus: Path) -> None:
     result = CliRunner().invoke(app, ["corpus", "try", str(corpus), "import sys\n"])
     assert "draft   nothing: the document ends here" in result.stdout

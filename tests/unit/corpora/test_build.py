@@ -335,6 +335,57 @@ def test_a_build_that_died_between_two_renames(tmp_path: Path, lines: Path) -> N
     assert beside(tmp_path, lines) == ["out"]
 
 
+def test_an_earlier_process_had_the_same_number(tmp_path: Path, lines: Path) -> None:
+    out = tmp_path / "out"
+    build_corpus(out, [lines], options())
+    out.rename(tmp_path / f".out.replaced-{os.getpid()}-0123abcd")
+    (tmp_path / f".out.building-{os.getpid()}-0123abcd").mkdir()
+    report = build_corpus(out, [lines], options(force=True))
+    assert "deleted what a build that did not end had left" in report.notes[0]
+    assert Corpus.open(out).num_documents == 3
+    assert beside(tmp_path, lines) == ["out"]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("number", [0, 1])
+def test_ctrl_c_between_two_renames(
+    tmp_path: Path, lines: Path, arrays: list[Path], number: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before or after either: what stands there is the old corpus or the new one."""
+    out = tmp_path / "out"
+    build_corpus(out, [lines], options())
+    rename, calls = os.rename, []
+
+    def interrupted(source: Path, target: Path) -> None:
+        calls.append(source)
+        now = len(calls) == number + 1
+        if not now or after:
+            rename(source, target)
+        if now:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_corpus(out, arrays, options(force=True))
+    assert Corpus.open(out).num_documents == (10 if (number, after) == (1, True) else 3)
+    assert beside(tmp_path, lines, *arrays) == ["out"]
+
+
+def test_two_builds_in_one_process(tmp_path: Path, lines: Path, arrays: list[Path]) -> None:
+    notes: list[str] = []
+
+    def build_another(now: BuildProgress) -> None:
+        if now.stage == "building" and not notes:
+            notes.append("")
+            notes.extend(build_corpus(tmp_path / "out", [lines], options()).notes)
+
+    with pytest.raises(ConfigError, match="was made by somebody else meanwhile"):
+        build_corpus(tmp_path / "out", arrays, options(), build_another)
+    assert any("seems to build the same corpus" in note for note in notes)
+    assert Corpus.open(tmp_path / "out").num_documents == 3
+    assert beside(tmp_path, lines, *arrays) == ["out"]
+
+
 def test_another_build_under_way_is_named(tmp_path: Path, lines: Path) -> None:
     other = tmp_path / f".out.building-{os.getppid()}"
     other.mkdir()
@@ -373,6 +424,32 @@ def test_workers_that_fail(
     with pytest.raises(error, match=problem):
         build_corpus(tmp_path / "out", arrays, options(memory=SHARDED, workers=2))
     assert beside(tmp_path, program, *arrays) == []
+
+
+def test_modules_in_the_current_folder_are_not_imported(
+    tmp_path: Path, arrays: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "numpy.py").write_text("raise ValueError('not this one')\n")
+    monkeypatch.chdir(tmp_path)
+    build_corpus("out", arrays, options(memory=SHARDED, workers=2))
+    assert len(Corpus.open("out").shards) == 5
+
+
+def test_a_worker_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    waiting = (
+        "import threading, time; from outpace.corpora import worker\n"
+        "threading.Thread(target=worker._end_with_input, daemon=True).start()\n"
+        "print(flush=True)\n"
+        "time.sleep(300)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", waiting], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert process.poll() is None
+    process.stdin.close()
+    assert process.wait(60) == 1
+    process.stdout.close()
 
 
 def test_out_of_memory_here(tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch) -> None:

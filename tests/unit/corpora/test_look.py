@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from outpace.corpora.look import Found, look_up, source_of
+from outpace.errors import CorpusError
 from outpace.suffix.corpus import SOURCES, Corpus
 from outpace.suffix.frozen import FrozenAutomaton
 
@@ -96,5 +97,8 @@ def test_source_of_a_document(tmp_path: Path) -> None:
     assert [source_of(corpus, number) for number in range(6)] == [
         ("a", 0), ("a", 1), ("a", 2), ("b", 0), ("b", 1), None
     ]  # fmt: skip
-    with pytest.raises(FileNotFoundError):
-        source_of(corpus_of([[[1]]]), 0)
+    assert source_of(corpus_of([[[1]]]), 0) is None
+    for damage in ("{", "[]", "5", "{}", '{"first": "x", "documents": 1}', "\xff"):
+        (tmp_path / SOURCES).write_text(damage + "\n", encoding="latin-1")
+        with pytest.raises(CorpusError, match=rf"{SOURCES} is damaged"):
+            source_of(corpus, 0)
