@@ -148,6 +148,10 @@ def build_corpus(
     tokenizer = TextTokenizer.load(options.tokenizer)
     records = RecordReader(tokenizer, options.fields, options.chat)
     reader = DocumentReader(inputs, options.format, records, options.skip_bad_lines)
+    if options.fields and reader.total_bytes and not reader.reads_fields:
+        raise ConfigError(
+            "no input is read as lines of JSON, so --field means nothing; --format jsonl reads every file so"
+        )
     with translated(place), building_folder(place, options.force) as building:
         run = _Build(building.folder, tokenizer, reader, options, progress or _ignore)
         manifest = run.make(inputs)
@@ -318,7 +322,8 @@ def _left_out(reader: DocumentReader, spool: Spool) -> str:
     found = {
         "empty documents": spool.empty,
         "bad lines": reader.skipped.bad_lines,
-        "files that are no text or of another format": reader.skipped.unreadable_files,
+        "files that cannot be read, are no text or of another format": reader.skipped.unreadable_files,
+        "corpora": reader.skipped.corpora,
     }
     return ", ".join(f"{count:,} {what}" for what, count in found.items() if count) or "no documents at all"
 
@@ -332,9 +337,11 @@ def _notes(reader: DocumentReader, manifest: Manifest) -> Iterator[str]:
         yield f"bad lines, left out: {skipped.bad_lines:,}; the first: {skipped.first_bad_line}"
     if skipped.unreadable_files:
         yield (
-            f"files in folders that are no text in UTF-8 or of another format, left out: {skipped.unreadable_files:,}; "
-            f"the first: {skipped.first_unreadable_file}"
+            f"files in folders that cannot be read, are no text in UTF-8 or of another format, left out: "
+            f"{skipped.unreadable_files:,}; the first: {skipped.first_unreadable_file}"
         )
+    if skipped.corpora:
+        yield f"corpora in folders, left out: {skipped.corpora:,}"
     if cut:
         yield f"documents larger than a shard, cut into several: {cut:,}"
 

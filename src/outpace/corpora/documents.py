@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import stat
 from collections.abc import Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
+from outpace.corpora.place import is_corpus
 from outpace.corpora.records import Content, RecordReader, parse_line
 from outpace.errors import InputError, UnknownNameError
 from outpace.suffix.corpus import describe_file
@@ -53,13 +55,16 @@ class Skipped:
 
     Attributes:
         bad_lines: Lines of JSON files that could not be used, and why the first could not.
-        unreadable_files: Files in folders that are no text in UTF-8 or not of the wanted kind, and the first of them.
+        unreadable_files: Files in folders that are no text in UTF-8, not of the wanted kind or cannot be read, and the
+            first of them. A folder that cannot be listed counts as one.
+        corpora: Corpora in folders, whose files are no documents.
     """
 
     bad_lines: int = 0
     first_bad_line: str = ""
     unreadable_files: int = 0
     first_unreadable_file: str = ""
+    corpora: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +78,8 @@ class _File:
 class DocumentReader:
     """Reads the documents of files and folders, in the order given; those in a folder by name.
 
+    A file that is given must be usable. What lies in a folder and is not is counted and left out; corpora are left out.
+
     Args:
         inputs: Files and folders.
         format: One of `FORMATS`; ``"auto"`` goes by each file's name.
@@ -85,7 +92,7 @@ class DocumentReader:
         skipped: What was left out so far.
 
     Raises:
-        InputError: An input does not exist.
+        InputError: An input does not exist, cannot be listed, or is a corpus.
         UnknownNameError: There is no such format.
     """
 
@@ -104,6 +111,11 @@ class DocumentReader:
         self._files = [file for given in self.inputs for file in self._files_of(Path(given))]
         self.total_bytes = sum(_size_of(file.path) for file in self._files)
 
+    @property
+    def reads_fields(self) -> bool:
+        """Whether any file is read line by line, so that names of fields mean something."""
+        return any(file.format == "jsonl" or (file.format == "ids" and not _is_array(file.path)) for file in self._files)
+
     def __iter__(self) -> Iterator[Part | Source]:
         """Read everything, once.
 
@@ -113,10 +125,10 @@ class DocumentReader:
         readers = {"text": self._read_text, "jsonl": self._read_lines, "ids": self._read_lines}
         for file in self._files:
             try:
-                if file.from_folder and file.format == "text" and not _is_text(file.path):
+                if file.from_folder and not self._is_usable(file):
                     self._skip_file(file.path)
                     self.bytes_read += _size_of(file.path)
-                elif file.path.suffix.lower() == _ARRAY and file.format == "ids":
+                elif file.format == "ids" and _is_array(file.path):
                     yield from self._read_array(file.path)
                 else:
                     yield from readers[file.format](file.path, file.format)
@@ -129,11 +141,17 @@ class DocumentReader:
                 raise InputError(f"no such file or folder: {str(given)!r}")
             yield _File(given, self._format_of(given), False)
             return
-        for folder, names, files in os.walk(given):
+        if is_corpus(given):
+            raise InputError(f"{str(given)!r} is a corpus, which holds no documents to read; give what it was built from")
+        for folder, names, files in os.walk(given, onerror=lambda error: self._skip_folder(given, error)):
+            if is_corpus(Path(folder)):
+                self.skipped.corpora += 1
+                names.clear()
+                continue
             names[:] = sorted(name for name in names if not name.startswith("."))
             for name in sorted(files):
                 path = Path(folder, name)
-                if name.startswith(".") or not path.is_file():
+                if name.startswith(".") or not _is_file(path):
                     continue
                 if self._is_wanted(path):
                     yield _File(path, self._format_of(path), True)
@@ -150,6 +168,26 @@ class DocumentReader:
         """Whether a file in a folder is of the wanted format, by its name."""
         wanted = {"jsonl": _LINES, "ids": (_ARRAY, *_LINES)}.get(self.format)
         return wanted is None or path.suffix.lower() in wanted
+
+    def _is_usable(self, file: _File) -> bool:
+        """Whether a file in a folder can be read as what its name says; lines of JSON are looked at when they are read."""
+        try:
+            if file.format == "text":
+                return _is_text(file.path)
+            if file.format == "ids" and _is_array(file.path):
+                array = _load_array(file.path)
+                for begin in range(0, len(array), _IDS):
+                    self.records.checked(np.asarray(array[begin : begin + _IDS]), begin)
+            else:
+                file.path.open("rb").close()
+        except (OSError, InputError):
+            return False
+        return True
+
+    def _skip_folder(self, given: Path, error: OSError) -> None:
+        if str(error.filename) == str(given):
+            raise InputError(f"cannot read {given}: {error.strerror or error}") from error
+        self._skip_file(Path(error.filename))
 
     def _skip_file(self, path: Path) -> None:
         self.skipped.unreadable_files += 1
@@ -215,6 +253,20 @@ class DocumentReader:
             yield Part(checked, begin + _IDS >= len(array))
         entry = describe_file(path)
         yield Source(str(path), entry.bytes, entry.sha256)
+
+
+def _is_array(path: Path) -> bool:
+    return path.suffix.lower() == _ARRAY
+
+
+def _is_file(path: Path) -> bool:
+    """Whether it is an ordinary file, or one that cannot be looked at."""
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except FileNotFoundError:  # a link to nowhere
+        return False
+    except OSError:
+        return True
 
 
 def _load_array(path: Path) -> np.ndarray:

@@ -184,6 +184,23 @@ def test_options_that_cannot_work(tmp_path: Path, lines: Path) -> None:
     assert beside(tmp_path, lines) == []
 
 
+def test_fields_of_what_has_none(tmp_path: Path, lines: Path, arrays: list[Path]) -> None:
+    text = tmp_path / "x.txt"
+    text.write_text('{"body": "x"}\n')
+    for inputs in ([text], arrays):
+        with pytest.raises(ConfigError, match="--field means nothing; --format jsonl"):
+            build_corpus(tmp_path / "out", inputs, options(fields=("body",)))
+    assert build_corpus(tmp_path / "one", [text], options(fields=("body",), format="jsonl")).manifest.documents == 1
+    assert build_corpus(tmp_path / "two", [text, lines], options(fields=("text",))).manifest.documents == 4
+
+
+def test_the_corpus_in_the_folder_that_is_read(tmp_path: Path, lines: Path) -> None:
+    for _ in range(2):
+        report = build_corpus(tmp_path / "out", [tmp_path], options(force=True))
+        assert report.manifest.documents == 3
+    assert report.notes[-1] == "corpora in folders, left out: 1"
+
+
 def test_the_default_memory_is_half_of_what_is_free(
     tmp_path: Path, lines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from outpace.corpora import documents
 from outpace.corpora.documents import DocumentReader, Part, Source
 from outpace.corpora.records import RecordReader
 from outpace.errors import ConfigError, InputError, UnknownNameError
+from outpace.suffix.corpus import FORMAT, MANIFEST
 from outpace.tokenizers import TextTokenizer
 
 
@@ -96,6 +98,64 @@ def test_a_folder_is_read_in_order_and_what_is_no_text_counted(box: TextTokenize
     lines = reader(box, tmp_path, form="jsonl")
     assert read(lines) == ["d"]
     assert lines.skipped.unreadable_files == 7
+
+
+def test_files_in_a_folder_that_cannot_be_used_are_counted(
+    box: TextTokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "in"
+    (folder / "locked").mkdir(parents=True)
+    (folder / "a.txt").write_text("a")
+    arrays = {
+        "b": np.array([0.5]), "c": np.array([[1]]), "d": np.array([box.vocab_size]), "e": np.array([-1]),
+        "f": np.array([7])
+    }  # fmt: skip
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    (folder / "g.npy").write_bytes(b"no array")
+    for name in ("h.txt", "i.jsonl"):
+        write_lines(folder / name, {"text": "x"})
+    scandir, open_file = os.scandir, Path.open
+
+    def listed(path: str) -> object:
+        if Path(path) in locked:
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    def opened(path: Path, *arguments: str, **options: str) -> object:
+        if path.name in ("h.txt", "i.jsonl"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_file(path, *arguments, **options)  # type: ignore[call-overload]
+
+    locked = {folder / "locked"}
+    monkeypatch.setattr(os, "scandir", listed)
+    monkeypatch.setattr(Path, "open", opened)
+    own = reader(box, folder)
+    assert read(own) == ["a", [7]]
+    assert own.skipped.unreadable_files == 8
+    assert own.skipped.first_unreadable_file == str(folder / "locked")
+    assert own.bytes_read >= own.total_bytes - 200
+    with pytest.raises(InputError, match=r"cannot read .*h\.txt: Permission denied"):
+        read(reader(box, folder / "h.txt"))
+    with pytest.raises(InputError, match=r"b\.npy: expected integers in one dimension"):
+        read(reader(box, folder / "b.npy"))
+    locked.add(folder)
+    with pytest.raises(InputError, match=r"cannot read .*in: Permission denied"):
+        reader(box, folder)
+
+
+def test_corpora_in_a_folder_are_left_out(box: TextTokenizer, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    (corpus / "sub").mkdir(parents=True)
+    (corpus / "sub" / "notes").write_text("x")
+    (corpus / MANIFEST).write_text(json.dumps({"format": FORMAT}))
+    (tmp_path / "app").mkdir()
+    (tmp_path / "app" / MANIFEST).write_text("{}")
+    own = reader(box, tmp_path)
+    assert read(own) == ["{}"]
+    assert (own.skipped.corpora, own.skipped.unreadable_files) == (1, 0)
+    with pytest.raises(InputError, match="is a corpus, which holds no documents"):
+        reader(box, corpus)
 
 
 def test_lines_and_fields(box: TextTokenizer, tmp_path: Path) -> None:
