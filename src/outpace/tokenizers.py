@@ -172,7 +172,7 @@ def _load_transformers(name: str) -> Any:
     place = str(builtin_folder()) if is_builtin(name) else name
     try:
         return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError, ImportError) as error:
+    except Exception as error:  # a broken file makes the libraries raise whatever they come across
         raise ConfigError(f"cannot load tokenizer {name!r}: {_first_line(error)}") from error
 
 
@@ -186,7 +186,7 @@ def _load_sentencepiece(path: str) -> Any:
         ) from error
     try:
         return sentencepiece.SentencePieceProcessor(model_file=path)
-    except (OSError, RuntimeError) as error:
+    except Exception as error:  # as above
         raise ConfigError(f"cannot load tokenizer {path!r}: {_first_line(error)}") from error
 
 

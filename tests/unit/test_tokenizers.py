@@ -42,6 +42,20 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Mo
         load_encoder(str(tmp_path / "broken.model"))
 
 
+@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"model": 5}', "\0", '"x"'])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_folder(tmp_path: Path, name: str, content: str) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(builtin_folder(), folder)
+    (folder / name).write_text(content)
+    try:
+        loaded = TextTokenizer.load(str(folder))
+    except ConfigError as error:
+        assert str(error).startswith(f"cannot load tokenizer {str(folder)!r}: ")
+    else:  # a settings file without settings is no mistake
+        assert (name, content) == ("tokenizer_config.json", "{}") or loaded.encode("a")
+
+
 @pytest.fixture(scope="module")
 def box() -> TextTokenizer:
     return TextTokenizer.load(BUILTIN_MODEL)

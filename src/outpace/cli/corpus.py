@@ -110,7 +110,10 @@ def _build(
     memory: Annotated[
         str | None,
         typer.Option(
-            "--memory", metavar="SIZE", help="All processes' memory, as 2GB; half of what is free by default."
+            "--memory",
+            metavar="SIZE",
+            help="For building shards, all processes together, as 2GB; half of what is free by default. The process that "
+            "reads comes on top.",
         ),
     ] = None,
     workers: Annotated[

@@ -217,7 +217,12 @@ class _Build:
         return spool
 
     def _freeze(self, spool: Spool, begin: float) -> list[ShardEntry]:
-        limit = self.fits if spool.tokens + spool.documents <= self.fits else self.limit
+        limit = self.limit
+        if spool.tokens + spool.documents - len(spool.cuts) <= self.fits:
+            limit = self.fits
+            if spool.cuts:
+                _renumber_sources(self.folder / SOURCES, spool)
+                spool.rejoin(self.folder)
         plan = plan_shards(self.folder, limit)
         jobs = [Job(self.folder, f"shard-{i:05}.frozen", first, last) for i, (first, last) in enumerate(plan)]
         built: list[ShardEntry] = []
@@ -279,6 +284,20 @@ class _Build:
         self._told = now
         memory = resident([os.getpid(), *processes])
         self.tell(BuildProgress(stage, done, total, tokens, now - begin, memory))
+
+
+def _renumber_sources(path: Path, spool: Spool) -> None:
+    """Let a list of sources say which documents they hold once documents that were cut are whole again."""
+    renumbered = path.with_name(f"{path.name}.joined")
+    with path.open(encoding="ascii") as lines, renumbered.open("w", encoding="ascii") as out:
+        for line in lines:
+            source = json.loads(line)
+            first = spool.before_cuts(source["first"])
+            last = spool.before_cuts(source["first"] + source["documents"])
+            out.write(json.dumps({**source, "first": first, "documents": last - first}) + "\n")
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(renumbered, path)
 
 
 def _tokens_in(num_bytes: int) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from outpace.errors import ConfigError
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+_LIMIT = 2.0**63
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?\s*", re.IGNORECASE)
 
 
@@ -19,12 +20,15 @@ def parse_size(text: str) -> int:
     """Bytes in a size such as ``"2GB"``, ``"1.5 GiB"``, ``"800M"`` or ``"4000000"``.
 
     Raises:
-        ConfigError: It is no size.
+        ConfigError: It is no size, or more than any machine has.
     """
     found = _SIZE.fullmatch(text)
     if found is None or found[2].lower() not in _UNITS:
         raise ConfigError(f"expected a size such as 2GB, 1.5GiB or 800M, found {text!r}")
-    return int(float(found[1]) * _UNITS[found[2].lower()])
+    size = float(found[1]) * _UNITS[found[2].lower()]
+    if size >= _LIMIT:
+        raise ConfigError(f"expected a size of less than 2^63 bytes, found {text if len(text) <= 40 else text[:37] + '...'}")
+    return int(size)
 
 
 def size_text(num_bytes: float) -> str:

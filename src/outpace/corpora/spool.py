@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left
 from pathlib import Path
 from types import TracebackType
 
@@ -25,6 +27,7 @@ class Spool:
         documents: Written so far, the pieces of a cut one each; those without tokens are not written.
         empty: Documents without tokens.
         cut: Documents that were cut.
+        cuts: Numbers of the pieces that another piece of the same document follows.
         largest: The largest token id, -1 before the first.
     """
 
@@ -36,6 +39,7 @@ class Spool:
         self._length = 0  # of the document at hand, since its last cut
         self._was_cut = False
         self.tokens = self.documents = self.empty = self.cut = 0
+        self.cuts: list[int] = []
         self.largest = -1
 
     def __enter__(self) -> Spool:
@@ -57,6 +61,7 @@ class Spool:
         """Append tokens to the document at hand."""
         while len(ids):
             if self._length == self._longest:
+                self.cuts.append(self.documents)
                 self._end_piece()
                 self._was_cut = True
             taken = ids[: self._longest - self._length]
@@ -74,6 +79,20 @@ class Spool:
             self.empty += 1
         self.cut += self._was_cut
         self._was_cut = False
+
+    def before_cuts(self, number: int) -> int:
+        """The number that document ``number`` would have had if no document were cut."""
+        return number - bisect_left(self.cuts, number)
+
+    def rejoin(self, folder: Path) -> None:
+        """Make the pieces of cut documents whole again, in the files of a spool that is closed."""
+        offsets = np.delete(_offsets_of(folder), np.array(self.cuts, np.int64) + 1)
+        joined = folder / f"{_OFFSETS}.joined"
+        joined.write_bytes(offsets.data)
+        os.replace(joined, folder / _OFFSETS)
+        self.documents -= len(self.cuts)
+        self.cut = 0
+        self.cuts.clear()
 
     def _end_piece(self) -> None:
         self._length = 0

@@ -117,6 +117,25 @@ def test_a_document_larger_than_a_shard_is_cut(tmp_path: Path) -> None:
     assert joined.tolist() == ids.tolist()
 
 
+def test_no_document_is_cut_where_the_whole_fits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several workers' shares are smaller than the memory that one process may take alone."""
+    monkeypatch.setattr(build, "_LEAST_SHARE", 2**20)
+    paths = [tmp_path / f"{number}.npy" for number in range(4)]
+    arrays = [np.arange(size) % 4096 for size in (10, 25_000, 20, 3_000)]
+    for path, ids in zip(paths, arrays, strict=True):
+        np.save(path, ids)
+    report = build_corpus(tmp_path / "out", paths, options(memory=2**23, workers=4))
+    corpus = Corpus.open(tmp_path / "out")
+    assert report.notes == ()
+    assert report.manifest.provenance["workers"] == 4
+    assert len(corpus.shards) == 1
+    assert [document.tolist() for document in corpus.shards[0].documents()] == [ids.tolist() for ids in arrays]
+    sources = [json.loads(line) for line in (corpus.folder / SOURCES).read_text().splitlines()]
+    assert [(source["first"], source["documents"]) for source in sources] == [(number, 1) for number in range(4)]
+    assert list(verify(corpus.folder)) == []
+    assert sorted(path.name for path in corpus.folder.iterdir()) == [MANIFEST, "shard-00000.frozen", SOURCES]
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_plans(tmp_path: Path, seed: int) -> None:
     """Every document once, in order; no shard over the limit; not many more shards than needed."""
@@ -148,6 +167,11 @@ def test_documents_cut_at_any_place(tmp_path: Path) -> None:
     _, offsets = read_spool(tmp_path, 0, spool.documents)
     assert np.diff(offsets).tolist() == [1, 4, 4, 1, 4, 4, 4, 4]
     assert (spool.documents, spool.tokens, spool.empty, spool.cut, spool.largest) == (8, 26, 2, 2, 8)
+    assert spool.cuts == [2, 5, 6]
+    assert [spool.before_cuts(number) for number in range(9)] == [0, 1, 2, 2, 3, 4, 4, 4, 5]
+    spool.rejoin(tmp_path)
+    _, offsets = read_spool(tmp_path, 0, spool.documents)
+    assert np.diff(offsets).tolist() == [1, 4, 5, 4, 12]
 
 
 def test_nothing_to_build_from(tmp_path: Path) -> None:

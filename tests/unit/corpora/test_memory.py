@@ -29,6 +29,12 @@ def test_what_is_no_size(text: str) -> None:
         parse_size(text)
 
 
+@pytest.mark.parametrize("text", ["9" * 400, "9" * 5000 + "GB", "9999999999 GB", str(2**63)])
+def test_more_than_any_machine_has(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"less than 2\^63 bytes, found 9"):
+        parse_size(text)
+
+
 def test_sizes_for_people() -> None:
     assert [size_text(size) for size in (0, 999, 1250, 33_500_000, 218e6, 2e9, 2.5e12)] == [
         "0 bytes", "999 bytes", "1.25 KB", "33.5 MB", "218 MB", "2 GB", "2,500 GB"
