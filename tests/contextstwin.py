@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outpace.draft import escape
 
-RANKS = 6
+RANKS = 3
 
 Text = Sequence[int]
 
