@@ -186,7 +186,8 @@ class EngineConfig:
             with a warning, where it does not work.
         memory: Remember finished responses, each for its namespace and adapter, and draft from them. The text of one
             namespace never drafts for another. Aborted and failed requests are not remembered.
-        memory_tokens: Most tokens that are remembered of a namespace, about 24 bytes each; the oldest are dropped.
+        memory_tokens: Most tokens that are remembered of each namespace, about 24 bytes a token; the oldest are dropped. At
+            most 256 namespaces are kept: beyond, that which was used least recently is dropped.
         corpora: Folders that ``outpace corpus build`` wrote, with the model's own tokenizer, to draft from.
         skip_unusable_corpora: Go on, with a warning, without a corpus that is missing, damaged or of another tokenizer.
         debug: Check every drafted tree and audit the arena at every step (slow).

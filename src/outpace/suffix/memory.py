@@ -24,7 +24,7 @@ import os
 import threading
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +39,7 @@ from outpace.tree import Int32Array
 
 _SPARE = 8  # over the limit, this part of the limit is freed
 _EXIT_SECONDS = 30.0
+_LARGEST = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -59,8 +60,9 @@ class _Worker:
 class ResponseMemory:
     """Earlier responses of each namespace, as frozen automata that others can match against.
 
-    Segments are built in a thread of their own, which ends when there is nothing more to build, and which never keeps a
-    process from ending. A process that was forked has what was remembered before. Any thread may call any method.
+    Segments are built in a thread of their own, which ends when there is nothing more to build. A process that ends waits
+    for the segment that is being built, up to 30 seconds; what is remembered or saved later is built by its caller. A
+    process that was forked has what was remembered before. Any thread may call any method.
 
     Args:
         max_tokens: Most tokens of a namespace. Of a longer response only the last ``max_tokens`` are remembered.
@@ -90,6 +92,7 @@ class ResponseMemory:
         self._closed = False
         self._worker = _Worker()
         self._changed, self._process = threading.Condition(), os.getpid()
+        self._building = threading.Lock()  # held by who builds: nobody else may replace segments meanwhile
         weakref.finalize(self, _stop, self._worker)  # also at the interpreter's exit
 
     # --- using it ----------------------------------------------------------------------------------------------------
@@ -102,19 +105,19 @@ class ResponseMemory:
             tokens: ``int32[n]``.
 
         Raises:
-            InputError: A token id is negative.
+            InputError: They are no integers, or an id is negative or does not fit into 32 bits.
             LifecycleError: The memory is closed.
             OutpaceError: What went wrong in the background since the last call. The response is taken in nevertheless.
         """
-        text = np.array(tokens[-self.max_tokens :], np.int32).reshape(-1)
-        if len(text) and text.min() < 0:
-            raise InputError(f"token ids must be at least 0, found {text.min()}")
+        text = _ids_of(tokens[-self.max_tokens :])
         with self._lock():
-            space = self._used(namespace)
             if len(text):
+                space = self._used(namespace)
                 space.lengths.append(len(text))
                 space.num_tokens += len(text)
                 space.texts = self._trimmed(space, (*space.texts.pending, text))
+            elif namespace in self._spaces:
+                self._spaces.move_to_end(namespace)
             if self.background:
                 self._start()
         if not self.background:
@@ -162,12 +165,16 @@ class ResponseMemory:
             with self._lock():
                 if not self._next_work():
                     break
-                self._start()
-                self._changed.wait(0.1)  # a thread that somebody killed must not be waited for
+                stops = self._worker.stops
+                if not stops:
+                    self._start()
+                    self._changed.wait(0.1)  # a thread that somebody killed must not be waited for
+            if stops:
+                self._build_all(to_the_end=True)
         self._raise_failure()
 
     def close(self) -> None:
-        """Forget everything, and end the thread when it has built what it is building. May be called again."""
+        """Forget everything, and wait up to 30 seconds for the thread to build what it is building. May be called again."""
         with contextlib.suppress(LifecycleError), self._lock():
             self._closed = True
             self._spaces.clear()
@@ -224,14 +231,20 @@ class ResponseMemory:
 
     # --- bookkeeping -------------------------------------------------------------------------------------------------
 
-    def _lock(self) -> threading.Condition:
-        """The lock, to be held while names and counts change; a forked process needs one of its own."""
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock, as long as names and counts change."""
+        self._own_locks()
+        with self._changed:
+            if self._closed:
+                raise LifecycleError("the memory of earlier responses is closed")
+            yield
+
+    def _own_locks(self) -> None:
+        """A forked process needs locks of its own: nobody there gives those back that others held."""
         if self._process != os.getpid():
-            self._changed, self._process = threading.Condition(), os.getpid()
+            self._changed, self._building, self._process = threading.Condition(), threading.Lock(), os.getpid()
             self._worker.thread = None
-        if self._closed:
-            raise LifecycleError("the memory of earlier responses is closed")
-        return self._changed
 
     def _used(self, namespace: str) -> _Namespace:
         """A namespace that now is the most recently used one; made if it is new."""
@@ -263,9 +276,9 @@ class ResponseMemory:
     # --- building ----------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        """See that a thread builds; the lock is held."""
+        """See that a thread builds, unless the process ends; the lock is held."""
         thread = self._worker.thread
-        if self._next_work() is None or (thread is not None and thread.is_alive()):
+        if self._worker.stops or self._next_work() is None or (thread is not None and thread.is_alive()):
             return
         self._worker.thread = threading.Thread(target=self._work, name="outpace-memory", daemon=True)
         self._worker.thread.start()
@@ -276,27 +289,36 @@ class ResponseMemory:
         finally:
             with contextlib.suppress(LifecycleError), self._lock():
                 self._worker.thread = None
-                if not self._worker.stops:
-                    self._start()  # what came when this thread had already found nothing
+                self._start()  # what came when this thread had already found nothing
                 self._changed.notify_all()
 
-    def _build_all(self) -> None:
-        while not self._worker.stops:
-            with contextlib.suppress(LifecycleError), self._lock():
-                space = self._next_work()
-                before = space.texts if space is not None else None
-            if space is None or before is None:
-                return
-            try:
-                segments = built(before)
-            except Exception as error:  # shown at the next call, whatever it is
-                with self._changed:
-                    self._failure = error
-                    self._give_up(space, before)
-            else:
-                with self._changed:
-                    now = space.texts
-                    space.texts = Texts(segments, now.pending[len(before.pending) :], now.stale - before.stale)
+    def _build_all(self, to_the_end: bool = False) -> None:
+        """Build until nothing is left, or, if not told to go on to the end, until the process ends."""
+        self._own_locks()
+        while to_the_end or not self._worker.stops:
+            with self._building:
+                if not self._build_next():
+                    return
+
+    def _build_next(self) -> bool:
+        """Build the segments of one namespace; whether there was one to build, and the memory is open."""
+        space = before = None
+        with contextlib.suppress(LifecycleError), self._lock():
+            space = self._next_work()
+            before = space.texts if space is not None else None
+        if space is None or before is None:
+            return False
+        try:
+            segments = built(before)
+        except Exception as error:  # shown at the next call, whatever it is
+            with self._changed:
+                self._failure = error
+                self._give_up(space, before)
+        else:
+            with self._changed:
+                now = space.texts
+                space.texts = Texts(segments, now.pending[len(before.pending) :], now.stale - before.stale)
+        return True
 
     def _give_up(self, space: _Namespace, before: Texts) -> None:
         """Forget the responses that could not be built in; if there were none, what could not be built again."""
@@ -310,6 +332,23 @@ class ResponseMemory:
         space.num_tokens = sum(space.lengths)
         gone = max(min(lost[1], now.stale) - lost[0], 0)
         space.texts = Texts(segments, now.pending[num_pending:], now.stale - gone)
+
+
+def _ids_of(tokens: Int32Array | SequenceOf[int]) -> Int32Array:
+    """A copy of token ids, ``int32[n]``.
+
+    Raises:
+        InputError: They are no integers from 0 to 2**31 - 1.
+    """
+    found = np.asarray(tokens).reshape(-1)
+    if not len(found):
+        return np.empty(0, np.int32)
+    if found.dtype.kind not in "iu":  # of Python's integers that fit no type of NumPy's, others
+        raise InputError(f"token ids must be integers from 0 to {_LARGEST}, found {found.dtype} numbers")
+    for value in (found.min(), found.max()):
+        if not 0 <= value <= _LARGEST:
+            raise InputError(f"token ids must be from 0 to {_LARGEST}, found {value}")
+    return found.astype(np.int32)
 
 
 def _stop(worker: _Worker) -> None:

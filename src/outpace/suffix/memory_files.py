@@ -7,7 +7,7 @@
     ...
 
 What the manifest does not name does not count, and the manifest is replaced at once: an interrupted save leaves what was
-there before, and at most a file too many, which the next save removes.
+there before, and at most files too many, which the next save removes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
+import re
+import secrets
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
@@ -31,6 +32,10 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 _SUFFIX = ".frozen"
 _NAME_DIGITS = 32
+# What a save writes besides the manifest: segments, and files that an interrupted one left half-written.
+_OURS = re.compile(
+    rf"[0-9a-f]{{{_NAME_DIGITS}}}\{_SUFFIX}|\.([0-9a-f]{{{_NAME_DIGITS}}}\{_SUFFIX}|manifest\.json)\..+\.part"
+)
 _CHUNK = 2**23
 
 Segments = Mapping[str, tuple[FrozenAutomaton, ...]]  # of each namespace
@@ -44,10 +49,10 @@ def save_segments(folder: Path, found: Segments, fingerprint: str | None) -> Non
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not (folder / MANIFEST).exists():
-            raise InputError(f"cannot save a memory to {str(folder)!r}: the folder is not empty, and holds no memory")
         if (folder / MANIFEST).exists():
             _read_manifest(folder)  # a corpus, for instance, is not replaced
+        elif not all(_OURS.fullmatch(path.name) for path in folder.iterdir()):
+            raise InputError(f"cannot save a memory to {str(folder)!r}: the folder is not empty, and holds no memory")
         spaces: list[dict[str, Any]] = [
             {"name": name, "segments": [_save(folder, s) for s in own]} for name, own in found.items()
         ]
@@ -55,12 +60,12 @@ def save_segments(folder: Path, found: Segments, fingerprint: str | None) -> Non
             "format": FORMAT, "version": FORMAT_VERSION, "tokenizer": fingerprint, "namespaces": spaces
         }  # fmt: skip
         content["checksum"] = _checksum_of(content)
-        _replace(folder / MANIFEST, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        _replace(folder / MANIFEST, json.dumps(content, indent=2) + "\n")
     except OSError as error:
         raise InputError(f"cannot save a memory to {str(folder)!r}: {error.strerror or error}") from error
     named = {segment["file"] for space in spaces for segment in space["segments"]}
-    for path in folder.glob(f"*{_SUFFIX}"):
-        if path.name not in named and len(path.name) == _NAME_DIGITS + len(_SUFFIX):
+    for path in folder.iterdir():
+        if path.name not in named and _OURS.fullmatch(path.name):
             with contextlib.suppress(OSError):  # some systems keep a file that is mapped; the next save tries again
                 path.unlink()
 
@@ -170,15 +175,20 @@ def _checksum_of_file(path: Path) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file beside, see it onto the disk, and put it into place."""
-    descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    """Write a file beside, put it into place, and see both onto the disk: nothing of the old state may go before."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        with beside.open("x", encoding="utf-8") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(beside)
+            beside.unlink()
         raise
+    descriptor = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

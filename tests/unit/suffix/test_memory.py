@@ -48,6 +48,57 @@ def test_the_namespace_used_least_recently_is_dropped() -> None:
     assert memory.segments("b") == ()
 
 
+def test_an_empty_response_leaves_nothing() -> None:
+    memory = ResponseMemory(background=False, max_namespaces=2)
+    memory.remember("a", [1])
+    memory.remember("b", [2])
+    memory.remember("c", [])
+    memory.remember("a", [])
+    assert memory.token_counts == {"b": 1, "a": 1}
+
+
+@pytest.mark.parametrize(
+    ("tokens", "problem"),
+    [
+        (np.array([2**32 + 5, 7], np.int64), "found 4294967301"),
+        ([2**31], "found 2147483648"),
+        ([2**40, -3], "found -3"),
+        ([2**70], "must be integers .*, found object"),
+        ([1.5], "must be integers .*, found float64"),
+    ],
+)
+def test_ids_that_are_none_are_refused(tokens: list[int], problem: str) -> None:
+    memory = ResponseMemory(background=False)
+    with pytest.raises(InputError, match=problem):
+        memory.remember("a", tokens)
+    assert memory.token_counts == {}
+    memory.remember("a", np.array([0, 2**31 - 1], np.uint64))
+    assert texts_of(memory, "a") == [[0, 2**31 - 1]]
+    assert memory.largest_token() == 2**31 - 1
+
+
+def test_the_largest_token_of_what_is_built_and_what_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ResponseMemory(background=False)
+    assert memory.largest_token() == -1
+    for largest in (0, 65_534, 65_535, 70_000):
+        memory.remember(str(largest), [0, largest, 0])
+        assert memory.largest_token() == largest
+    monkeypatch.setattr(memory, "_build_all", lambda: None)
+    memory.remember("a", [80_000])
+    assert memory.largest_token() == 80_000
+
+
+def test_closing_while_a_thread_looks_for_work() -> None:
+    memory = ResponseMemory(background=False)
+    memory.remember("a", [1])
+    memory.close()
+    memory._build_all()
+    for _ in range(200):
+        memory = ResponseMemory()  # an exception in its thread fails the test
+        memory.remember("a", [1, 2, 3])
+        memory.close()
+
+
 def test_misuse() -> None:
     memory = ResponseMemory()
     with pytest.raises(InputError, match="found -2"):
@@ -142,6 +193,21 @@ def test_several_threads_remember() -> None:
     assert all(texts_of(memory, name) == [[i, i] for i in range(200)] for name in "abcd")
 
 
+def test_several_threads_remember_and_build() -> None:
+    memory = ResponseMemory(background=False)
+
+    def remember() -> None:
+        for number in range(100):
+            memory.remember("a", [number, number])
+
+    threads = [threading.Thread(target=remember) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(texts_of(memory, "a")) == sorted([i, i] for i in range(100) for _ in range(4))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_process_goes_on_alone() -> None:
     memory = ResponseMemory()
@@ -172,6 +238,22 @@ def test_the_interpreter_ends_while_segments_are_built() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_what_is_saved_when_the_exit_has_begun_is_built_by_the_caller(tmp_path: Path) -> None:
+    script = (
+        "import atexit, sys\n"
+        "def save():\n    memory.remember('b', [1, 2])\n    memory.save(sys.argv[1])\n"
+        "atexit.register(save)\n"
+        "from outpace.suffix.memory import ResponseMemory\n"
+        "memory = ResponseMemory()\nmemory.remember('a', [1, 2, 3])\n"
+    )
+    arguments = [sys.executable, "-c", script, str(tmp_path / "kept")]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    memory = ResponseMemory()
+    memory.load(tmp_path / "kept")
+    assert (texts_of(memory, "a"), texts_of(memory, "b")) == ([[1, 2, 3]], [[1, 2]])
 
 
 # --- on disk ---------------------------------------------------------------------------------------------------------
@@ -279,3 +361,55 @@ def test_an_interrupted_save_leaves_what_was_there(saved: Path, monkeypatch: pyt
     other = ResponseMemory(background=False)
     other.load(saved)
     assert set(other.token_counts) == {"a", "b"}
+
+
+def test_a_first_save_that_failed_does_not_block_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ResponseMemory(background=False)
+    memory.remember("a", [1, 2, 3, 4])
+    memory.remember("b", [5, 6])
+    write, calls = FrozenAutomaton.save, []
+
+    def full(automaton: FrozenAutomaton, path: Path) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            path.with_name(f".{path.name}.77-abcd0123.part").write_bytes(b"half")
+            raise OSError(28, "No space left on device")
+        write(automaton, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FrozenAutomaton, "save", full)
+        with pytest.raises(InputError, match="No space left on device"):
+            memory.save(tmp_path)
+    (tmp_path / ".manifest.json.78-abcd0123.part").write_text("half")
+    assert len(list(tmp_path.iterdir())) == 3
+    memory.remember("a", [9])
+    memory.save(tmp_path)
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".frozen", ".frozen", ".json"]
+    again = ResponseMemory()
+    again.load(tmp_path)
+    assert texts_of(again, "a") == [[1, 2, 3, 4], [9]]
+
+
+def test_a_folder_with_files_of_others_is_refused(tmp_path: Path) -> None:
+    for name in ("mine.frozen", ".mine.part"):
+        folder = tmp_path / name.strip(".")
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        with pytest.raises(InputError, match="is not empty, and holds no memory"):
+            ResponseMemory().save(folder)
+        assert (folder / name).read_text() == "mine"
+
+
+def test_any_name_of_a_namespace_is_saved(tmp_path: Path) -> None:
+    memory, again = ResponseMemory(background=False), ResponseMemory()
+    names = ["", "\ud800", "\x1f\n", "größer \U0001f600"]
+    for name in names:
+        memory.remember(name, [1])
+    memory.save(tmp_path)
+    again.load(tmp_path)
+    assert list(again.token_counts) == names
+
+
+def test_all_files_have_the_mode_that_new_files_have(saved: Path) -> None:
+    (saved / "plain").write_text("")
+    assert len({path.stat().st_mode for path in saved.iterdir()}) == 1
