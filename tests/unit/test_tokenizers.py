@@ -42,18 +42,13 @@ def test_tokenizers_that_cannot_be_loaded(tmp_path: Path, monkeypatch: pytest.Mo
         load_encoder(str(tmp_path / "broken.model"))
 
 
-@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"model": 5}', "\0", '"x"'])
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
-def test_a_broken_folder(tmp_path: Path, name: str, content: str) -> None:
+@pytest.mark.parametrize("content", ["[]", "{", "{}", '{"model": 5}', "\0"])
+def test_a_broken_folder(tmp_path: Path, content: str) -> None:
     folder = tmp_path / "broken"
     shutil.copytree(builtin_folder(), folder)
-    (folder / name).write_text(content)
-    try:
-        loaded = TextTokenizer.load(str(folder))
-    except ConfigError as error:
-        assert str(error).startswith(f"cannot load tokenizer {str(folder)!r}: ")
-    else:  # a settings file without settings is no mistake
-        assert (name, content) == ("tokenizer_config.json", "{}") or loaded.encode("a")
+    (folder / "tokenizer.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"cannot load tokenizer '.*broken': ."):
+        TextTokenizer.load(str(folder))
 
 
 @pytest.fixture(scope="module")

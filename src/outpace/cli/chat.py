@@ -18,6 +18,7 @@ from outpace.cli.common import (
     MaxNodesOption,
     MemoryOption,
     ModelOption,
+    SkipCorporaOption,
     ThreadsOption,
     TrustOption,
     err_console,
@@ -68,6 +69,7 @@ def chat(
     max_nodes: MaxNodesOption = 64,
     memory: MemoryOption = False,
     corpus: CorpusOption = None,
+    skip_unusable_corpora: SkipCorporaOption = False,
     dtype: DtypeOption = "auto",
     device: DeviceOption = "auto",
     adapter: AdapterOption = None,
@@ -80,7 +82,9 @@ def chat(
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, top_p=top_p, seed=seed)
     options = load_options(dtype, device, adapter, trust_remote_code)
     console = err_console()
-    options |= {"memory": memory, "corpora": tuple(corpus or ())}
+    options |= {
+        "memory": memory, "corpora": tuple(corpus or ()), "skip_unusable_corpora": skip_unusable_corpora
+    }  # fmt: skip
     engine = load_engine(console, model, threads, drafter=drafter, max_nodes=max_nodes, max_batch_size=1, **options)
     session = _Session(console, Conversation(engine, params, system))
     session.greet(model)

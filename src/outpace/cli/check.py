@@ -17,6 +17,7 @@ from outpace.cli.common import (
     MaxNodesOption,
     MemoryOption,
     ModelOption,
+    SkipCorporaOption,
     ThreadsOption,
     TrustOption,
     check_chat_template,
@@ -64,6 +65,7 @@ def check_command(
     max_nodes: MaxNodesOption = 64,
     memory: MemoryOption = False,
     corpus: CorpusOption = None,
+    skip_unusable_corpora: SkipCorporaOption = False,
     compile_model: CompileOption = False,
     guard: Annotated[
         bool, typer.Option(help="Let drafts be cut where they do not pay; off, everything drafted is verified.")
@@ -95,6 +97,7 @@ def check_command(
         "max_batch_size": batch_size,
         "memory": memory,
         "corpora": tuple(corpus or ()),
+        "skip_unusable_corpora": skip_unusable_corpora,
     }
     engine = load_engine(console, model, threads, **options)
     if chat:

@@ -81,6 +81,13 @@ CorpusOption = Annotated[
         "--corpus", metavar="DIR", help="Draft from this corpus (outpace corpus build), too; may be repeated."
     ),
 ]
+SkipCorporaOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-unusable-corpora",
+        help="Go on, with a warning, without a --corpus that is missing, damaged or of another tokenizer.",
+    ),
+]
 
 
 def err_console() -> Console:

@@ -35,8 +35,8 @@ _HELP = "\n\n".join(
 _BUILD_HELP = "\n\n".join(
     (
         "Build a corpus in the folder OUT from files and folders.",
-        "In a folder, every file below it is read, except hidden ones and corpora; files that cannot be used (no text in UTF-8, "
-        "for instance) are counted. "
+        "In a folder, every file below it is read, except hidden ones and corpora; files that cannot be used are "
+        "counted: those that are no text in UTF-8, for instance. "
         "`text`: each file is one document. `jsonl` (.jsonl, .ndjson): each line is one, in the field(s) of `--field`. `ids` "
         "(.npy): a file with integers in one dimension is one document; with `--format ids` also lines of JSON, each a list "
         "of ids or an object with one in `--field` (`ids`). Without `--format`, a file's name decides.",

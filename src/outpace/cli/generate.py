@@ -20,6 +20,7 @@ from outpace.cli.common import (
     MaxNodesOption,
     MemoryOption,
     ModelOption,
+    SkipCorporaOption,
     ThreadsOption,
     TrustOption,
     check_chat_template,
@@ -78,6 +79,7 @@ def generate(
     max_nodes: MaxNodesOption = 64,
     memory: MemoryOption = False,
     corpus: CorpusOption = None,
+    skip_unusable_corpora: SkipCorporaOption = False,
     compile_model: CompileOption = False,
     guard: Annotated[bool, typer.Option(help="Switch drafts off while they do not pay by the clock.")] = True,
     dtype: DtypeOption = "auto",
@@ -106,7 +108,9 @@ def generate(
     options = load_options(dtype, device, adapter, trust_remote_code)
     text = _read_prompt(prompt)
     console = err_console()
-    options |= {"memory": memory, "corpora": tuple(corpus or ())}
+    options |= {
+        "memory": memory, "corpora": tuple(corpus or ()), "skip_unusable_corpora": skip_unusable_corpora
+    }  # fmt: skip
     engine = load_engine(
         console, model, threads, drafter=drafter, max_nodes=max_nodes, guard=guard, compile=compile_model, **options
     )

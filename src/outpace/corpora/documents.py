@@ -114,7 +114,9 @@ class DocumentReader:
     @property
     def reads_fields(self) -> bool:
         """Whether any file is read line by line, so that names of fields mean something."""
-        return any(file.format == "jsonl" or (file.format == "ids" and not _is_array(file.path)) for file in self._files)
+        return any(
+            file.format == "jsonl" or (file.format == "ids" and not _is_array(file.path)) for file in self._files
+        )
 
     def __iter__(self) -> Iterator[Part | Source]:
         """Read everything, once.
@@ -142,7 +144,9 @@ class DocumentReader:
             yield _File(given, self._format_of(given), False)
             return
         if is_corpus(given):
-            raise InputError(f"{str(given)!r} is a corpus, which holds no documents to read; give what it was built from")
+            raise InputError(
+                f"{str(given)!r} is a corpus, which holds no documents to read; give what it was built from"
+            )
         for folder, names, files in os.walk(given, onerror=lambda error: self._skip_folder(given, error)):
             if is_corpus(Path(folder)):
                 self.skipped.corpora += 1

@@ -27,7 +27,9 @@ def parse_size(text: str) -> int:
         raise ConfigError(f"expected a size such as 2GB, 1.5GiB or 800M, found {text!r}")
     size = float(found[1]) * _UNITS[found[2].lower()]
     if size >= _LIMIT:
-        raise ConfigError(f"expected a size of less than 2^63 bytes, found {text if len(text) <= 40 else text[:37] + '...'}")
+        raise ConfigError(
+            f"expected a size of less than 2^63 bytes, found {text if len(text) <= 40 else text[:37] + '...'}"
+        )
     return int(size)
 
 

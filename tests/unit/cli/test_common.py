@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from outpace import available_drafters
 from outpace.cli import app
 from outpace.cli.common import ALL_DRAFTERS, USABLE_DRAFTERS, write_json
+from outpace.errors import CorpusError
 
 
 def test_the_drafters_named_in_the_help_are_those_of_the_registry() -> None:
@@ -50,3 +52,22 @@ def test_without_a_path_nothing_is_written(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     write_json(None, {})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "check"])
+def test_a_corpus_that_cannot_be_used(tmp_path: Path, command: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It ends the command, or is left out with a warning."""
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("def f(x):\n")
+    model = ["--model", "outpace-tiny", "--max-tokens", "2", "--drafter", "suffix-tree"]
+    arguments = {
+        "generate": ["def f(x):"],
+        "chat": [],
+        "check": ["--prompts", str(prompts), "--against", "none"],
+    }[command]
+    arguments = [command, *arguments, *model, "--corpus", str(tmp_path / "missing")]
+    result = CliRunner().invoke(app, arguments, input="")
+    assert isinstance(result.exception, CorpusError), result.output
+    result = CliRunner().invoke(app, [*arguments, "--skip-unusable-corpora"], input="")
+    assert result.exit_code == 0, result.output
+    assert "going on without a corpus: no corpus at" in caplog.text
