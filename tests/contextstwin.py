@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from outpace.draft import escape
 
-RANKS = 3
+RANKS = 4
 
 Text = Sequence[int]
 

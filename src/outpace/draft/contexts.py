@@ -34,7 +34,7 @@ from outpace.tree import Int32Array, Int64Array
 
 STATE, LENGTH = range(2)  # columns of cursors
 MOST_TOKENS = 24  # that one context proposes, and that a posterior has
-_MOST_RANKS = 3  # contexts that propose something; more hardly add anything
+_MOST_RANKS = 4  # contexts that propose something; more hardly add anything
 _MOST_SILENT = 32  # contexts that do not: where text repeats itself without end, there are as many as it has tokens
 
 
