@@ -286,7 +286,12 @@ class EngineCore:
         try:
             self.memory.remember(request.sequence.namespace, request.sequence.output)
         except OutpaceError as error:  # drafts get worse; the response is none the less right
-            logger.warning("request %s is not remembered: %s", request.request_id, error)
+            if type(error) is OutpaceError:  # from the background, where what was taken in before is built in
+                logger.warning(
+                    "request %s found that an earlier response was not built in: %s", request.request_id, error
+                )
+            else:
+                logger.warning("request %s is not remembered: %s", request.request_id, error)
 
     def _tell_drafter(self, request: Request) -> None:
         if request.drafting:

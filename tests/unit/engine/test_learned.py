@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,15 @@ def test_memory_that_fails_does_not_fail_requests(
     with caplog.at_level(logging.WARNING):
         [output] = engine.generate(tiny.prompts[0], PARAMS)
     assert output.token_ids == tiny.plain(tiny.prompts[0], PARAMS).token_ids
-    assert "is not remembered: memory of earlier responses: building failed with ZeroDivisionError" in caplog.text
+    problem = "memory of earlier responses: building failed with ZeroDivisionError"
+    assert f"found that an earlier response was not built in: {problem}" in caplog.text
+    engine.sources.memory.close()
+    with caplog.at_level(logging.WARNING):
+        request = SimpleNamespace(
+            request_id="r", finish_reason="stop", sequence=SimpleNamespace(namespace="", output=[1])
+        )
+        engine._core._remember(request)
+    assert "request r is not remembered: the memory of earlier responses is closed" in caplog.text
 
 
 def test_engines_share_sources(tiny: Any) -> None:
