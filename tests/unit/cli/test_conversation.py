@@ -77,6 +77,7 @@ def test_another_drafter_writes_the_same(engine: Engine) -> None:
     assert talk.engine is engine
     talk.use_drafter("lookup")
     assert talk.engine.drafter.name.startswith("lookup")
+    assert talk.engine.adapter is engine.adapter  # memory goes on under the same names
     talk.clear()
     assert answer(talk, "How many?") == first
 
