@@ -11,6 +11,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from outpace._files import sync_folder
 from outpace.errors import ConfigError, CorpusError
 from outpace.suffix.corpus import FORMAT, MANIFEST
 
@@ -63,7 +64,7 @@ class Building:
         Raises:
             ConfigError: Somebody else made something there meanwhile.
         """
-        _sync(self.folder)
+        sync_folder(self.folder)
         if self._force and self._place.exists():
             os.rename(self._place, self._old)
         try:
@@ -74,7 +75,7 @@ class Building:
                     f"{str(self._place)!r} was made by somebody else meanwhile; --force replaces a corpus"
                 ) from error
             raise
-        _sync(self._place.parent)
+        sync_folder(self._place.parent)
 
     def clean(self) -> None:
         """Leave nothing beside the place; an old corpus goes back unless the new one is there, or somebody else's."""
@@ -177,11 +178,3 @@ def _is_alive(process: int) -> bool:
     except (PermissionError, OverflowError):
         return True
     return True
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

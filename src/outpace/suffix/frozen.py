@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 
 from outpace._compile import compiled
+from outpace._files import sync_folder
 from outpace.errors import CorpusError
 from outpace.suffix import image as layout
 from outpace.suffix.freeze import frozen_image, header_checksum
@@ -128,7 +129,7 @@ class FrozenAutomaton:
             with contextlib.suppress(OSError):
                 beside.unlink()
             raise
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
 
     @property
     def num_tokens(self) -> int:
@@ -211,12 +212,3 @@ def _check_header(path: str | os.PathLike[str], image: Int32Array, size: int) ->
         raise CorpusError(f"{path}: the header is damaged: its checksum does not fit")
     if size != 4 * int(image[layout.NUM_WORDS]):
         raise CorpusError(f"{path}: {size} bytes, its header says {4 * int(image[layout.NUM_WORDS])}; it was cut off")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename last: a folder's entries reach the disk on their own."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -23,6 +23,7 @@ from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import Any
 
+from outpace._files import sync_folder
 from outpace.errors import CorpusError, InputError, UnknownNameError
 from outpace.suffix.frozen import FrozenAutomaton
 from outpace.suffix.segments import largest_token
@@ -187,8 +188,4 @@ def _replace(path: Path, text: str) -> None:
         with contextlib.suppress(OSError):
             beside.unlink()
         raise
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)

@@ -8,7 +8,7 @@ from outpace.draft import Drafter, build_drafter
 from outpace.draft.base import SignalNeeds, Signals
 from outpace.draft.sam import SamDrafter
 from outpace.draft.sources import Sources
-from outpace.errors import ConfigError, InputError, LifecycleError
+from outpace.errors import ConfigError, DrafterError, InputError, LifecycleError
 from outpace.suffix.memory import ResponseMemory
 from outpace.tree import DraftTrees, Int32Array, Origin, Verdicts
 
@@ -168,3 +168,24 @@ def test_misuse_raises() -> None:
     sam.close(1)
     with pytest.raises(LifecycleError, match="not open"):
         sam.propose([1], CAP)
+
+
+class _Short(Auxiliary):
+    """Proposes for fewer sequences than it was asked for; not one of Outpace's own."""
+
+    def propose(self, keys: list[int], caps: Int32Array) -> DraftTrees:  # type: ignore[override]
+        return DraftTrees.empty(0)
+
+
+def test_what_an_auxiliary_drafter_proposes_is_checked() -> None:
+    drafter = SamDrafter(parts=[_Short()])
+    drafter.open(0, np.array([1, 2, 3, 4, 5, 6, 9, 1, 2, 3, 4, 5, 6], np.int32))  # retrieves
+    drafter.open(1, np.array([1, 2], np.int32))  # does not
+    with pytest.raises(DrafterError, match="expected one tree for each of 1 sequences, found 0"):
+        drafter.propose([0, 1], np.full(2, 8, np.int32))
+
+
+def test_text_from_elsewhere_is_known_to_be() -> None:
+    """So that its ids are checked against the vocabulary."""
+    assert not build_drafter("merge[sam, recycling]").has_foreign_text
+    assert build_drafter("merge[sam[recycling], lookup]", sources=Sources(ResponseMemory())).has_foreign_text
